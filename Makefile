@@ -1,0 +1,46 @@
+# Everything runs in .venv, which `setup` makes; every other target depends on it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.legroom-setup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check format bench clean
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## Make .venv with legroom and everything that it is developed with
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## Profile a small real GPT-2 and write demo/gpt2.html
+	@mkdir -p demo
+	$(BIN)/legroom profile --html demo/gpt2.html --json demo/gpt2.json \
+		-m benchmarks.cases.gpt2 --size small --steps 4
+	@echo "open demo/gpt2.html in a browser: it needs no network"
+
+test: $(STAMP)  ## Run the tests (about 5 minutes on two cores)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)  ## Run the tests that take longer
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)  ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## Format the code and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Measure legroom on every case and write benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## Remove .venv, caches and what the demo wrote
+	rm -rf $(VENV) demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Workloads, comparisons and measured results for legroom."""

@@ -1,0 +1,99 @@
+"""What every workload hands back, and the command line that runs one as a training script.
+
+In goes a case's `build` function; out come a `Case`, or one printed line per training step.
+"""
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+SizeT = TypeVar("SizeT")
+
+
+class UnknownCaseError(ValueError):
+    """There is no case of that name."""
+
+
+class UnknownSizeError(ValueError):
+    """The case has no size of that name."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its training step, on generated data.
+
+    Attributes:
+        name: Name of the case in `benchmarks.cases.names()`.
+        size: Key in the `SIZES` of the case.
+        model: The main model; for a GAN the critic.
+        optimizer: The optimizer of `model`.
+        step: Does one whole training step and returns the detached loss.
+        loss: Forward and loss on one fixed batch, with its graph; backward is left to the caller.
+        models: All models, `model` included; copies such as a moving average count.
+        optimizers: All optimizers, `optimizer` included.
+        blocks: Names, in `model`, of the modules that a person would wrap in
+            `torch.utils.checkpoint`; empty where there are none.
+    """
+
+    name: str
+    size: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Callable[[], torch.Tensor]
+    loss: Callable[[], torch.Tensor]
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    blocks: tuple[str, ...] = ()
+
+
+def pick_size(sizes: Mapping[str, SizeT], size: str, *, case: str) -> SizeT:
+    """The entry of `sizes` that is called `size`.
+
+    Raises:
+        UnknownSizeError: There is none.
+    """
+    if size not in sizes:
+        near = difflib.get_close_matches(size, sizes, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise UnknownSizeError(
+            f"unknown size {size!r} of case {case!r}; available: {', '.join(sizes)}{hint}"
+        )
+    return sizes[size]
+
+
+def data_generator(seed: int) -> torch.Generator:
+    """A seeded generator for data on the default device, so that `torch.device` moves a case."""
+    device = torch.get_default_device()
+    # Meta tensors have no generator of their own and take the CPU's.
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+
+
+def run(build: Callable[..., Case]) -> None:
+    """Read the command line, build the case, and print loss and milliseconds of each step."""
+    module = sys.modules[build.__module__]
+    parser = argparse.ArgumentParser(
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sizes = "\n".join(f"  {name:8}{size}" for name, size in module.SIZES.items())
+    parser.epilog = f"sizes:\n{sizes}"
+    parser.add_argument("--size", default="small", help="one of the sizes below (default: small)")
+    parser.add_argument("--steps", type=int, default=3, help="training steps (default: 3)")
+    parser.add_argument("--seed", type=int, default=0, help="weights, data, dropout (default: 0)")
+    options = parser.parse_args()
+    try:
+        case = build(options.size, seed=options.seed)
+    except UnknownSizeError as error:
+        parser.error(str(error))
+    for number in range(1, options.steps + 1):
+        start = time.perf_counter()
+        loss = case.step().item()
+        step_ms = (time.perf_counter() - start) * 1e3
+        print(f"step {number}  loss {loss:.6f}  {step_ms:.0f} ms", flush=True)

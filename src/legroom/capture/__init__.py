@@ -1,0 +1,26 @@
+"""A model, a step or a whole script, observed while it trains and otherwise left alone.
+
+In comes a path to a script or a running loop; out come the moments that matter (a step ends, a
+backward pass begins) and the source line and module that each operation belongs to.
+"""
+
+from legroom.capture._autograd import SavedTensor, observe_backward, saved_tensors
+from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
+from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code
+from legroom.capture._steps import AbstractTrainingObserver, StepFinder
+
+__all__ = [
+    "AbstractTrainingObserver",
+    "SavedTensor",
+    "Script",
+    "ScriptOutcome",
+    "Site",
+    "SiteTable",
+    "StepFinder",
+    "StopScript",
+    "is_model_code",
+    "is_user_code",
+    "observe_backward",
+    "run_script",
+    "saved_tensors",
+]

@@ -1,0 +1,129 @@
+"""What autograd holds and when it runs: saved tensors of a graph, and calls into the engine.
+
+In goes a tensor with a graph; out comes every tensor that the graph keeps, with the operation and
+the field that keep it. Reading is passive: packed tensors are looked at, never unpacked, so a
+checkpointed block is not run again and offloaded tensors do not come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legroom.errors import TorchInterfaceError
+
+_TESTED = "2.13.0"
+_RAW_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """One tensor that one node of an autograd graph keeps.
+
+    Attributes:
+        node: The node's name, `"GeluBackward0"`.
+        field: The name it is kept under, `"self"` or `"result"`.
+        sequence: The number that ties the node to the forward operation that made it; -1 if none.
+        tensor: The tensor itself. Drop it soon: holding it keeps the memory alive.
+    """
+
+    node: str
+    field: str
+    sequence: int
+    tensor: torch.Tensor
+
+
+def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set[str]]:
+    """Every tensor kept by the graphs of `roots`, and names of nodes that cannot be looked into.
+
+    Nodes written in C++ by third parties show no fields to Python; they are named, not guessed at.
+    """
+    saved: list[SavedTensor] = []
+    opaque: set[str] = set()
+    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+        name = node.name()
+        if type(node).__name__ == "CppFunction" and name != "torch::autograd::AccumulateGrad":
+            opaque.add(name)
+        sequence = _sequence_number(node)
+        for field, tensor in _kept_by(node):
+            saved.append(SavedTensor(name, field, sequence, tensor))
+    return saved, opaque
+
+
+def _sequence_number(node: Any) -> int:
+    number = node._sequence_nr()
+    return number if 0 <= number < 2**63 else -1
+
+
+def _kept_by(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    kind = type(node)
+    fields = _RAW_FIELDS.get(kind)
+    if fields is None:
+        fields = tuple(name for name in dir(node) if name.startswith("_raw_saved_"))
+        _RAW_FIELDS[kind] = fields
+    for field in fields:
+        with contextlib.suppress(RuntimeError):  # already freed by an earlier backward
+            raw = getattr(node, field)
+            for item in raw if isinstance(raw, tuple | list) else (raw,):
+                for tensor in _tensors_in(_packed(item)):
+                    yield field.removeprefix("_raw_saved_"), tensor
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        for field, value in vars(node).items():
+            for tensor in _tensors_in(value):
+                yield field, tensor
+
+
+def _packed(saved: Any) -> Any:
+    """What a saved variable really holds: the tensor, or what a pack hook made of it."""
+    if saved is None:
+        return None
+    try:
+        return saved.data
+    except AttributeError:
+        raise TorchInterfaceError("SavedTensor.data", tested=_TESTED) from None
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+@contextlib.contextmanager
+def observe_backward(
+    around: Callable[[tuple[torch.Tensor, ...], bool], contextlib.AbstractContextManager[object]],
+) -> Iterator[None]:
+    """Enter `around(roots, accumulates)` for every call into the autograd engine.
+
+    `accumulates` is true for `backward()`, false for `torch.autograd.grad()`.
+    """
+    # See torch/autograd/graph.py: backward() and grad() both go through this one function, which
+    # torch/autograd/__init__.py has imported by name.
+    autograd: Any = torch.autograd
+    original = getattr(autograd, "_engine_run_backward", None)
+    if original is None:
+        raise TorchInterfaceError("torch.autograd._engine_run_backward", tested=_TESTED)
+
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = tuple(item for item in outputs if isinstance(item, torch.Tensor))
+        with around(roots, bool(kwargs.get("accumulate_grad", False))):
+            return original(outputs, *args, **kwargs)
+
+    autograd._engine_run_backward = run
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = original

@@ -1,0 +1,134 @@
+"""Source lines: which line of whose code, in which module, is asking PyTorch for something.
+
+In goes the running stack; out comes a small number for a `Site`. A site is the innermost line
+outside PyTorch (so a line of a model library counts), and beside it the innermost line of the
+user's own project.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+import torch
+
+_PLUMBING, _LIBRARY, _USER = range(3)
+
+_SITE_PACKAGES = ("site-packages", "dist-packages")
+_LEGROOM = str(Path(__file__).resolve().parent.parent)
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place in the source, as seen from one module of the model.
+
+    Attributes:
+        file: The file of the innermost line outside PyTorch; `""` when there is none.
+        line: Its number, from 1.
+        function: The function that the line is in.
+        module: Path of the innermost module that was running, `"transformer.h.0.mlp"`.
+        user_file: The file of the innermost line in the user's own project.
+        user_line: Its number.
+    """
+
+    file: str
+    line: int
+    function: str
+    module: str
+    user_file: str
+    user_line: int
+
+
+class SiteTable:
+    """Numbers for sites; the same place gets the same number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._sites: list[Site] = []
+        self._rank: dict[CodeType, int] = {}
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every site seen so far, at its number."""
+        return tuple(self._sites)
+
+    def here(self, module: str) -> int:
+        """The number of the place that the caller's callers are at.
+
+        Cost: one dictionary look-up per stack frame up to the first line of the user's project.
+        """
+        frame = sys._getframe(1)
+        ranks = self._rank
+        inner = None
+        while frame is not None:
+            code = frame.f_code
+            rank = ranks.get(code)
+            if rank is None:
+                rank = ranks[code] = _rank_of(code.co_filename)
+            if rank != _PLUMBING and inner is None:
+                inner = frame
+            if rank == _USER:
+                break
+            frame = frame.f_back  # type: ignore[assignment]
+        if inner is None:
+            return self._number(("", 0, "", "", 0, module), module, "", 0, "", "", 0)
+        outer = frame or inner
+        key = (inner.f_code, inner.f_lineno, outer.f_code, outer.f_lineno, module)
+        return self._number(
+            key,
+            module,
+            inner.f_code.co_filename,
+            inner.f_lineno,
+            inner.f_code.co_name,
+            outer.f_code.co_filename,
+            outer.f_lineno,
+        )
+
+    def _number(
+        self,
+        key: tuple[object, ...],
+        module: str,
+        file: str,
+        line: int,
+        function: str,
+        user_file: str,
+        user_line: int,
+    ) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._sites)
+            self._sites.append(Site(file, line, function, module, user_file, user_line))
+        return number
+
+
+def is_model_code(filename: str) -> bool:
+    """Whether a line of this file can be a site: not PyTorch, not legroom, not Python itself."""
+    return _rank_of(filename) != _PLUMBING
+
+
+def is_legroom_code(filename: str) -> bool:
+    """Whether the file is part of legroom itself."""
+    return filename.startswith(_LEGROOM)
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether the file belongs to the user's project rather than to an installed library."""
+    return _rank_of(filename) == _USER
+
+
+def _rank_of(filename: str) -> int:
+    if filename.startswith("<"):
+        # <frozen runpy>, but also <string> and notebook cells (<ipython-input-3-…>).
+        return _PLUMBING if filename.startswith("<frozen") else _USER
+    if filename.startswith((_TORCH, _LEGROOM)):
+        return _PLUMBING
+    if any(part in filename for part in _SITE_PACKAGES):
+        return _LIBRARY
+    if filename.startswith(_STDLIB):
+        return _PLUMBING
+    return _USER

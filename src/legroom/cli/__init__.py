@@ -1,0 +1,46 @@
+"""The command line: one file per command, listed below.
+
+`main` prints `legroom: <message>` to stderr for every error that legroom raises on purpose, without
+a traceback, and exits with the code of the error's class.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from legroom._version import __version__
+from legroom.cli._profile import profile_command
+from legroom.cli._show import show_command
+from legroom.errors import LegroomError
+
+_COMMANDS = (profile_command, show_command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="legroom %(version)s")
+def _group() -> None:
+    """Make PyTorch training fit: see where a step's memory and time go.
+
+    \b
+    legroom profile train.py                 a table in the terminal
+    legroom profile --html page.html train.py --epochs 1
+    legroom show profile.json                a saved profile again
+    """
+
+
+for _command in _COMMANDS:
+    _group.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        _group(prog_name="legroom", standalone_mode=True)
+    except LegroomError as error:
+        print(f"legroom: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+__all__ = ["main"]

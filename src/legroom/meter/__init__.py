@@ -1,0 +1,50 @@
+"""Measures a training step: peak, books by kind, times, and the source line behind each.
+
+In goes a running training loop; out comes a `Profile`.
+"""
+
+from legroom.meter._build import Surroundings, build_profile
+from legroom.meter._callable import profile
+from legroom.meter._kinds import STATE, Kind, Phase
+from legroom.meter._profile import (
+    SCHEMA,
+    Finding,
+    Keep,
+    Limit,
+    LineUse,
+    ModuleUse,
+    Moment,
+    OperationUse,
+    PhaseSpan,
+    Profile,
+    TensorUse,
+)
+from legroom.meter._recorder import Recorder
+from legroom.meter._scripted import ScriptProfile, is_out_of_memory, profile_script
+from legroom.meter._session import ProfilingSession, SessionOptions
+
+__all__ = [
+    "SCHEMA",
+    "STATE",
+    "Finding",
+    "Keep",
+    "Kind",
+    "Limit",
+    "LineUse",
+    "ModuleUse",
+    "Moment",
+    "OperationUse",
+    "Phase",
+    "PhaseSpan",
+    "Profile",
+    "ProfilingSession",
+    "Recorder",
+    "ScriptProfile",
+    "SessionOptions",
+    "Surroundings",
+    "TensorUse",
+    "build_profile",
+    "is_out_of_memory",
+    "profile",
+    "profile_script",
+]

@@ -1,0 +1,185 @@
+"""Ties every operation to the source line and module that asked for it, while it runs.
+
+In go PyTorch's function mode and global module hooks; out come scopes in the profiler's tree. A
+dispatch mode would see more, but it switches off autograd's in-place accumulation and so changes
+the very peak that is being measured; a function mode sits above autograd and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from legroom.capture import SiteTable
+from legroom.meter._scopes import Tag, open_scope
+
+# Calls that compute nothing: they get no scope of their own, which keeps the overhead down.
+_QUIET = frozenset(
+    "__get__ __set__ __delete__ size dim stride numel is_floating_point is_complex data_ptr "
+    "storage_offset is_contiguous element_size untyped_storage get_device ndimension "
+    "requires_grad_ is_grad_enabled _record_function_enter_new "
+    "_record_function_exit._RecordFunction __hash__ __len__ __repr__ register_hook "
+    "is_inference is_nonzero __format__".split()
+)
+
+
+def _loss_functions() -> frozenset[str]:
+    """Names of torch's loss functions, taken from `torch.nn.functional` itself."""
+    return frozenset(
+        name
+        for name in dir(nn.functional)
+        if not name.startswith("_") and ("loss" in name or name in _LOSSES_BY_OTHER_NAMES)
+    )
+
+
+_LOSSES_BY_OTHER_NAMES = frozenset(
+    {
+        "cross_entropy",
+        "linear_cross_entropy",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "kl_div",
+    }
+)
+
+
+class ModuleNames:
+    """Paths of modules, by the outermost module they are called from.
+
+    With one outermost module, paths are as in its `named_modules()`; further ones are prefixed
+    with their class name, so that a generator and a critic do not collide.
+    """
+
+    def __init__(self) -> None:
+        self._path: dict[int, str] = {}
+        self._roots: list[nn.Module] = []
+        self._prefixes: set[str] = set()
+        self.class_of: dict[str, str] = {}
+
+    @property
+    def roots(self) -> tuple[nn.Module, ...]:
+        """The outermost modules seen so far."""
+        return tuple(self._roots)
+
+    def add_root(self, root: nn.Module) -> None:
+        """Name a module that is called from outside every known one, and all that it holds."""
+        if id(root) in self._path:
+            return
+        prefix = "" if not self._roots else type(root).__name__
+        if prefix in self._prefixes and prefix:
+            prefix = f"{prefix}_{len(self._roots)}"
+        self._prefixes.add(prefix)
+        self._roots.append(root)
+        for name, module in root.named_modules(remove_duplicate=True):
+            path = ".".join(part for part in (prefix, name) if part) or type(root).__name__
+            self._path.setdefault(id(module), path)
+            self.class_of.setdefault(path, type(module).__name__)
+
+    def path(self, module: nn.Module) -> str:
+        """The module's path; its class name if it hangs on no known root."""
+        path = self._path.get(id(module))
+        if path is None:
+            path = self._path[id(module)] = type(module).__name__
+            self.class_of.setdefault(path, path)
+            self._roots.append(module)  # keeps the identity from being reused
+        return path
+
+    def parameter_names(self) -> dict[int, tuple[str, str]]:
+        """For each parameter and buffer (by identity): its name and its module's path."""
+        names: dict[int, tuple[str, str]] = {}
+        for root in self._roots:
+            for module in root.modules():
+                path = self.path(module)
+                own = [*module._parameters.items(), *module._buffers.items()]
+                for name, tensor in own:
+                    if tensor is not None:
+                        names.setdefault(id(tensor), (f"{path}.{name}", path))
+        return names
+
+
+class _LineMode(TorchFunctionMode):
+    """Opens a scope with the caller's line around every torch function."""
+
+    def __init__(self, sites: SiteTable, current_module: Callable[[], str]) -> None:
+        super().__init__()
+        self._here = sites.here
+        self._module = current_module
+        self._losses = _loss_functions()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _QUIET:
+            return func(*args, **(kwargs or {}))
+        tag = Tag.LOSS if name in self._losses else Tag.SITE
+        with open_scope(tag, self._here(self._module())):
+            return func(*args, **(kwargs or {}))
+
+
+class LineHooks:
+    """Function mode and module hooks that write lines and modules into the event stream."""
+
+    def __init__(self, sites: SiteTable, names: ModuleNames) -> None:
+        self._sites = sites
+        self._names = names
+        self._stack: list[tuple[nn.Module, str, Any]] = []
+        self._mode = _LineMode(sites, self.current_module)
+
+    def current_module(self) -> str:
+        """Path of the innermost module that is running; `""` outside all of them."""
+        return self._stack[-1][1] if self._stack else ""
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have the hooks on while the context is open."""
+        handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            with self._mode:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            while self._stack:
+                self._stack.pop()[2].__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Have the function mode on inside a call that it intercepted itself.
+
+        `Tensor.backward` is a torch function: while it runs, the mode is off, and what a
+        checkpointed block computes again would have no line.
+        """
+        overrides: Any = torch.overrides
+        if self._mode in overrides._get_current_function_mode_stack():
+            yield
+            return
+        with self._mode:
+            yield
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        if not self._stack:
+            self._names.add_root(module)
+        path = self._names.path(module)
+        tag = Tag.MODULE if self._stack else Tag.ROOT
+        scope = open_scope(tag, self._sites.here(path))
+        scope.__enter__()
+        self._stack.append((module, path, scope))
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        # A forward hook of the user's that raised may have skipped ours: unwind to this module.
+        while any(entered is module for entered, _, _ in self._stack):
+            inner, _, scope = self._stack.pop()
+            scope.__exit__(None, None, None)
+            if inner is module:
+                break

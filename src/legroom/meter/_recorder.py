@@ -1,0 +1,261 @@
+"""Records training steps: PyTorch's own events, and beside them what only Python can see.
+
+In goes a running training loop; out comes a `Recording`, plain data from which the ledger and the
+profile are made later. Recording changes neither results nor memory: see `_hooks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.profiler import ProfilerActivity
+
+from legroom.capture import AbstractTrainingObserver, Site, SiteTable, saved_tensors
+from legroom.meter._events import EventStream, read_events
+from legroom.meter._hooks import LineHooks, ModuleNames
+from legroom.meter._kinds import Kind
+from legroom.meter._opening import (
+    OpeningBalance,
+    live_graph_tensors,
+    state_tensors,
+    storage_address,
+    take_opening_balance,
+)
+from legroom.meter._scopes import Tag, mark, open_scope
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A storage that was seen to be of some kind at the moment of a snapshot.
+
+    Attributes:
+        owner: Identity of the parameter that a gradient or state belongs to; 0 if none.
+        suffix: What it is to its owner.
+        node: For the stash: the autograd node that keeps it.
+        field: The name under which the node keeps it.
+        sequence: Ties the node to its forward operation.
+    """
+
+    address: int
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    owner: int = 0
+    suffix: str = ""
+    node: str = ""
+    field: str = ""
+    sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Everything that was seen while steps were recorded.
+
+    Attributes:
+        snapshots: What was seen at each SNAPSHOT mark, by its number.
+        parameters: Name and module path of parameters and buffers, by identity.
+        module_classes: Class name of each module, by path.
+        opaque_nodes: Autograd nodes that do not show what they keep.
+        has_lines: Whether lines were recorded (not while compiled code runs).
+    """
+
+    device: torch.device
+    stream: EventStream
+    sites: tuple[Site, ...]
+    opening: OpeningBalance
+    snapshots: tuple[tuple[Sighting, ...], ...]
+    parameters: dict[int, tuple[str, str]]
+    module_classes: dict[str, str]
+    opaque_nodes: frozenset[str]
+    has_lines: bool
+
+
+class Recorder(AbstractTrainingObserver):
+    """Records from `start` to `stop`; `boundary` separates steps.
+
+    Args:
+        device: Whose memory to account for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sites = SiteTable()
+        self._names = ModuleNames()
+        self._hooks = LineHooks(self._sites, self._names)
+        self._installed = contextlib.ExitStack()
+        self._snapshots: list[tuple[Sighting, ...]] = []
+        self._opaque: set[str] = set()
+        self._optimizers: list[Any] = []
+        self._opening = OpeningBalance((), 0)
+        self._has_lines = True
+        self.is_active = False
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(
+            activities=activities, profile_memory=True, record_shapes=True
+        )
+
+    def start(self) -> None:
+        """Begin: take the opening balance and switch everything on."""
+        early = torch.empty(1)
+        with _quiet_stderr():
+            self._profiler.start()
+            # The allocator warns, once per process, when a block from before is released.
+            del early
+        self.is_active = True
+        self._has_lines = not _compiled_code_in_use()
+        with open_scope(Tag.OVERHEAD):
+            self._opening = take_opening_balance(self._device, on_freed=self._on_freed)
+        if self._has_lines:
+            self._installed.enter_context(self._hooks.installed())
+        mark(Tag.BOUNDARY)
+
+    def boundary(self) -> None:
+        """A step ended."""
+        if self.is_active:
+            mark(Tag.BOUNDARY)
+
+    def stop(self, *, within_step: bool = False) -> None:
+        """End: switch everything off. What was seen can be read afterwards.
+
+        Args:
+            within_step: The step did not end; what its graphs keep is looked at now.
+        """
+        if not self.is_active:
+            return
+        if within_step:
+            with open_scope(Tag.OVERHEAD):
+                self._look_at_graph(tuple(live_graph_tensors()))
+        self.is_active = False
+        self._opening.close()
+        self._installed.close()
+        while self._optimizers:
+            self._optimizers.pop().__exit__(None, None, None)
+        with _quiet_stderr():
+            self._profiler.stop()
+
+    def recording(self) -> Recording:
+        """What was seen between `start` and `stop`."""
+        return Recording(
+            device=self._device,
+            stream=read_events(self._profiler, self._device),
+            sites=self._sites.sites,
+            opening=self._opening,
+            snapshots=tuple(self._snapshots),
+            parameters=self._names.parameter_names(),
+            module_classes=dict(self._names.class_of),
+            opaque_nodes=frozenset(self._opaque),
+            has_lines=self._has_lines,
+        )
+
+    def optimizer_starts(self, optimizer: Optimizer) -> None:
+        """Open the optimizer's scope."""
+        if self.is_active:
+            scope = open_scope(Tag.OPTIMIZER, self._sites.here(""))
+            scope.__enter__()
+            self._optimizers.append(scope)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """Close the optimizer's scope and look at its state."""
+        if not self.is_active or not self._optimizers:
+            return
+        self._optimizers.pop().__exit__(None, None, None)
+        with open_scope(Tag.OVERHEAD):
+            self._snapshot(
+                self._sighting(Kind.OPTIMIZER_STATE, tensor, owner=id(parameter), suffix=f".{key}")
+                for key, tensor, parameter in state_tensors(optimizer)
+            )
+
+    @contextlib.contextmanager
+    def around_backward(self, roots: tuple[torch.Tensor, ...]) -> Iterator[None]:
+        """Look at what the graph keeps, run backward in its scope, look at the gradients."""
+        if not self.is_active:
+            yield
+            return
+        with open_scope(Tag.OVERHEAD):
+            self._look_at_graph(roots)
+        lines = self._hooks.resumed() if self._has_lines else contextlib.nullcontext()
+        with open_scope(Tag.BACKWARD, self._sites.here(self._hooks.current_module())), lines:
+            yield
+        if self.is_active:
+            with open_scope(Tag.OVERHEAD):
+                self._look_at_gradients()
+
+    def _look_at_graph(self, roots: tuple[torch.Tensor, ...]) -> None:
+        saved, opaque = saved_tensors(roots)
+        self._opaque |= opaque
+        self._snapshot(
+            self._sighting(
+                Kind.STASH,
+                item.tensor,
+                node=item.node,
+                field=item.field,
+                sequence=item.sequence,
+            )
+            for item in saved
+        )
+
+    def _look_at_gradients(self) -> None:
+        parameters = {id(p): p for root in self._names.roots for p in root.parameters()}
+        self._snapshot(
+            self._sighting(Kind.GRADIENTS, gradient, owner=owner, suffix=".grad")
+            for owner, parameter in parameters.items()
+            if (gradient := parameter.grad) is not None
+        )
+
+    def _sighting(self, kind: Kind, tensor: torch.Tensor, **details: Any) -> Sighting | None:
+        address = storage_address(tensor, self._device)
+        if address is None:
+            return None
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Sighting(address, kind, tuple(tensor.shape), dtype, **details)
+
+    def _snapshot(self, sightings: Iterator[Sighting | None]) -> None:
+        self._snapshots.append(tuple(item for item in sightings if item is not None))
+        mark(Tag.SNAPSHOT, len(self._snapshots) - 1)
+
+    def _on_freed(self, address: int) -> None:
+        if self.is_active:
+            mark(Tag.FREED, address)
+
+
+def profiler_is_running() -> bool:
+    """Whether somebody else's profiler is on: PyTorch allows one at a time."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def _compiled_code_in_use() -> bool:
+    """Whether torch.compile has compiled anything in this process.
+
+    Function modes and module hooks are guarded by compiled code: switching them on would have it
+    compiled again, and another program measured than the one that trains.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return bool(torch._dynamo.utils.counters["frames"]["ok"])
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Keep what PyTorch's C++ writes to stderr when a profiler starts or stops off the terminal."""
+    try:
+        sys.stderr.flush()
+        saved, silence = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except (OSError, ValueError, AttributeError):  # no such descriptor: nothing to keep quiet
+        yield
+        return
+    try:
+        os.dup2(silence, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(silence)

@@ -1,0 +1,170 @@
+"""A profile as tables in the terminal.
+
+In go a `Profile` and a rich console; out come the verdict, the balanced table of kinds, the
+phases, the heaviest lines, the findings and the limits.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from legroom.meter import Kind, LineUse, Profile
+from legroom.units import format_bytes, format_ms, format_share
+
+
+def print_profile(profile: Profile, console: Console, *, num_rows: int = 10) -> None:
+    """Print the profile; `num_rows` bounds the tables of lines and findings."""
+    _print_verdict(profile, console)
+    console.print(_kinds(profile))
+    console.print(_phases(profile))
+    if profile.lines:
+        console.print(_lines(profile, num_rows))
+    _print_findings(profile, console, num_rows)
+    _print_limits(profile, console)
+
+
+def place(file: str, line: int, module: str) -> str:
+    """Where something happens, in words: `'train.py:12 (encoder.layer.3)'`."""
+    if file:
+        return f"{file}:{line}" + (f" ({module})" if module else "")
+    return module
+
+
+def verdict(profile: Profile) -> str:
+    """The peak, when it happens and what it mostly is, in one or two sentences."""
+    largest = max(Kind, key=lambda kind: profile.kinds[kind.value])
+    size = profile.kinds[largest.value]
+    at = f", while {profile.peak_operation} ran" if profile.peak_operation else ""
+    where = place(profile.peak_file, profile.peak_line, profile.peak_module)
+    where = f": {where}" if where else ""
+    text = (
+        f"Peak {format_bytes(profile.peak_bytes)} in {profile.peak_phase}{at}{where}. "
+        f"Most of it is {largest.title}: {format_bytes(size)}, "
+        f"{format_share(size, profile.peak_bytes)}."
+    )
+    if not profile.is_complete:
+        text += " The step did not end; these are the books up to there."
+    return text
+
+
+def _print_verdict(profile: Profile, console: Console) -> None:
+    console.print()
+    title = f"{profile.command} · {profile.device} · torch {profile.torch_version}"
+    console.print(f"[dim]{escape(title)}[/dim]", highlight=False)
+    console.print(f"[bold]{escape(verdict(profile))}[/bold]", highlight=False)
+    facts = []
+    if profile.step_ms is not None:
+        facts.append(f"step {format_ms(profile.step_ms)}")
+        facts.append(f"while recorded {format_ms(profile.profiled_ms)}")
+    else:
+        facts.append(f"recorded step {format_ms(profile.profiled_ms)}")
+    if profile.resident_peak_bytes is not None:
+        facts.append(
+            f"the process grew by {format_bytes(profile.resident_peak_bytes)} over before training"
+        )
+    facts.append(f"largest stash {format_bytes(profile.largest_stash_bytes)}")
+    console.print(" · ".join(facts), highlight=False)
+    console.print()
+
+
+_WIDTHS = {"bytes": 9, "share": 6, "at peak": 9, "stash": 9, "forward": 8, "backward": 8,
+           "update": 7, "time": 8, "highest": 9}  # fmt: skip
+
+_LINE_WIDTH = 40
+
+
+def _table(*columns: str, title: str) -> Table:
+    """A table whose figures are aligned right and whose last column gives way first."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        is_figure = name in _WIDTHS
+        table.add_column(
+            name,
+            justify="right" if is_figure else "left",
+            no_wrap=name != "what it is",
+            min_width=_LINE_WIDTH if name == "line" else _WIDTHS.get(name),
+            header_style="dim",
+        )
+    return table
+
+
+def _kinds(profile: Profile) -> Table:
+    table = _table("kind", "bytes", "share", "what it is", title="Memory at the peak")
+    for kind in Kind:
+        size = profile.kinds[kind.value]
+        table.add_row(
+            kind.title,
+            format_bytes(size),
+            format_share(size, profile.peak_bytes),
+            f"[dim]{kind.meaning}[/dim]",
+        )
+    total = sum(profile.kinds.values())
+    table.add_row("[bold]total[/bold]", f"[bold]{format_bytes(total)}[/bold]", "100 %", "")
+    return table
+
+
+def _phases(profile: Profile) -> Table:
+    table = _table("phase", "time", "highest", title="\nPhases of the step")
+    times: dict[str, float] = {}
+    peaks: dict[str, int] = {}
+    for span in profile.phases:
+        times[span.phase] = times.get(span.phase, 0) + span.end_ms - span.start_ms
+        peaks[span.phase] = max(peaks.get(span.phase, 0), span.peak_bytes)
+    for phase, milliseconds in times.items():
+        table.add_row(phase, format_ms(milliseconds), format_bytes(peaks[phase]))
+    return table
+
+
+def _lines(profile: Profile, num_rows: int) -> Table:
+    table = _table(
+        "at peak", "stash", "forward", "backward", "update", "line", "code",
+        title="\nHeaviest lines",
+    )  # fmt: skip
+    for use in profile.lines[:num_rows]:
+        table.add_row(
+            format_bytes(use.peak_bytes),
+            format_bytes(use.stash_bytes),
+            format_ms(use.forward_ms),
+            format_ms(use.backward_ms),
+            format_ms(use.optimizer_ms),
+            escape(_shorten(f"{use.file}:{use.line}")),
+            f"[dim]{escape(_code(profile, use))}[/dim]",
+        )
+    if len(profile.lines) > num_rows:
+        table.add_row(
+            "", "", "", "", "", f"[dim]and {len(profile.lines) - num_rows} more[/dim]", ""
+        )
+    return table
+
+
+def _shorten(text: str, limit: int = _LINE_WIDTH) -> str:
+    """The end of a long path: the file's name says more than the folder's."""
+    return text if len(text) <= limit else "…" + text[1 - limit :]
+
+
+def _code(profile: Profile, use: LineUse) -> str:
+    text = profile.sources.get(use.file, "").splitlines()
+    code = text[use.line - 1].strip() if 0 < use.line <= len(text) else ""
+    return code if len(code) <= 60 else code[:57] + "…"
+
+
+def _print_findings(profile: Profile, console: Console, num_rows: int) -> None:
+    if not profile.findings:
+        return
+    console.print("\n[bold]Findings[/bold]")
+    for finding in profile.findings[:num_rows]:
+        size = format_bytes(finding.bytes)
+        share = format_share(finding.bytes, profile.peak_bytes)
+        console.print(f"  [bold]{size}[/bold] ({share}) {escape(finding.title)}", highlight=False)
+        where = place(finding.file, finding.line, finding.module)
+        console.print(f"    [dim]{escape(where)}[/dim]: {escape(finding.detail)}", highlight=False)
+        console.print(f"    try: {escape(finding.remedy)}", highlight=False)
+
+
+def _print_limits(profile: Profile, console: Console) -> None:
+    console.print("\n[bold]Not observed[/bold]")
+    for limit in profile.limits:
+        size = f" ({format_bytes(limit.bytes)})" if limit.bytes is not None else ""
+        console.print(f"  [dim]{escape(limit.text)}{size}[/dim]", highlight=False)
