@@ -11,6 +11,7 @@ import itertools
 import linecache
 import os
 import platform
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,8 @@ from legroom.meter._timeline import Balance, alive_after, balances, thin_out
 from legroom.meter.findings import find_findings
 
 _MOST_MOMENTS = 1000
-_MOST_TENSORS = 2000
+_MOST_TENSORS = 3000
+_SMALL_BYTES = 1024
 _MOST_SOURCE_FILES = 20
 _MOST_KEEPERS = 8
 _NOWHERE = Site("", 0, "", "", "", 0)
@@ -82,6 +84,7 @@ class _Builder:
         self._operations = recording.stream.operations
         self._ledger = build_ledger(recording)
         self._origins = find_origins(recording.stream)
+        self._overhead = _Overhead(self._operations)
         self._windows = _windows(self._ledger, self._operations)
         runs = [balances(self._ledger, start, end) for start, end in self._windows]
         peaks = [max(run, key=lambda moment: moment.total_bytes) for run in runs]
@@ -186,14 +189,11 @@ class _Builder:
     # Times
 
     def _ms(self, time_ns: int) -> float:
-        return round((time_ns - self._start_ns) / 1e6, 4)
+        return self._worked_ms(self._start_ns, time_ns)
 
     def _worked_ms(self, start_ns: int, end_ns: int) -> float:
-        own = sum(
-            op.duration_ns
-            for op in self._operations
-            if op.tag is Tag.OVERHEAD and start_ns <= op.start_ns < end_ns
-        )
+        """Time between two moments, without what legroom itself took in between."""
+        own = self._overhead.before(end_ns) - self._overhead.before(start_ns)
         return round((end_ns - start_ns - own) / 1e6, 4)
 
     def _in_window(self) -> list[Operation]:
@@ -341,11 +341,13 @@ class _Builder:
 
     def _tensors(self) -> tuple[TensorUse, ...]:
         """The blocks of this step, largest first; everything alive at the peak comes first."""
+        told = self._at_peak | self._at_stash_peak
         here = [
             block
             for block in self._ledger.blocks
             if block.born_ns < self._end_ns
             and (block.died_ns is None or block.died_ns > self._start_ns)
+            and (block.num_bytes >= _SMALL_BYTES or block.index in told)
         ]
         here.sort(key=lambda block: (-block.num_bytes, block.index))
         kept = here[:_MOST_TENSORS]
@@ -422,6 +424,22 @@ class _Builder:
             peak_share=share([b for b in blocks if b.index in self._at_peak]),
             time_share=round(min(1.0, seen_ns / 1e6 / whole_ms), 4) if whole_ms else 1.0,
         )
+
+
+class _Overhead:
+    """How long legroom itself had been at work, at any moment."""
+
+    def __init__(self, operations: list[Operation]) -> None:
+        scopes = [op for op in operations if op.tag is Tag.OVERHEAD]
+        self._scopes = sorted(scopes, key=lambda op: op.start_ns)
+        self._starts = [op.start_ns for op in self._scopes]
+        self._sums = [0, *itertools.accumulate(op.duration_ns for op in self._scopes)]
+
+    def before(self, time_ns: int) -> int:
+        """Nanoseconds of legroom's own work up to that time."""
+        count = bisect_left(self._starts, time_ns)
+        running = max(0, self._scopes[count - 1].end_ns - time_ns) if count else 0
+        return self._sums[count] - running
 
 
 def _windows(ledger: Ledger, operations: list[Operation]) -> list[tuple[int, int]]:

@@ -179,8 +179,7 @@ class _Sweep:
             block.kind = storage.kind
             block.shape, block.dtype = storage.shape, storage.dtype
             block.owner, block.suffix = storage.owner, storage.suffix
-            if storage.keeper is not None:
-                block.keepers.append(Keeper(*storage.keeper, sequence=-1))
+            block.keepers += [Keeper(*keeper, sequence=-1) for keeper in storage.keepers]
         self.changes.clear()  # the opening balance is not a change
 
     def _add(self, address: int, num_bytes: int, time_ns: int) -> Block:

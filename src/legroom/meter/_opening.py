@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -40,7 +41,7 @@ class OpeningStorage:
         kind: What it is; INPUTS for everything that is nothing else.
         owner: Identity of the parameter that it is, or belongs to; 0 if none.
         suffix: What it is to its owner: `".grad"`, `".exp_avg"`; `""` for the parameter itself.
-        keeper: Node and field of an old graph that keep it, for the STASH kind.
+        keepers: Nodes and fields of old graphs that keep it.
     """
 
     address: int
@@ -50,7 +51,7 @@ class OpeningStorage:
     dtype: str
     owner: int = 0
     suffix: str = ""
-    keeper: tuple[str, str] | None = None
+    keepers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +86,61 @@ def take_opening_balance(
     """
     found: dict[int, OpeningStorage] = {}
     foreign: dict[int, int] = {}
+    keepers: dict[int, list[tuple[str, str]]] = defaultdict(list)
     watches: list[weakref.finalize[..., object]] = []
-    for kind, tensor, owner, suffix, keeper in _live_tensors():
-        storage = _storage_of(tensor, device)
-        if storage is None:
-            continue
-        address = storage.data_ptr()
-        if address in found or address in foreign:
-            continue
-        if not storage.resizable():
-            foreign[address] = storage.nbytes()
-            continue
-        watches.append(weakref.finalize(storage, on_freed, address))
-        watches[-1].atexit = False
-        found[address] = OpeningStorage(
-            address,
-            storage.nbytes(),
-            kind,
-            tuple(tensor.shape),
-            str(tensor.dtype).removeprefix("torch."),
-            owner,
-            suffix,
-            keeper,
-        )
-    return OpeningBalance(tuple(found.values()), sum(foreign.values()), tuple(watches))
+    for kind, whole, owner, suffix, keeper in _live_tensors():
+        for tensor, storage in storages_of(whole, device):
+            address = storage.data_ptr()
+            if keeper is not None and keeper not in keepers[address]:
+                keepers[address].append(keeper)
+            if address in found or address in foreign:
+                continue
+            if not storage.resizable():
+                foreign[address] = storage.nbytes()
+                continue
+            watches.append(weakref.finalize(storage, on_freed, address))
+            watches[-1].atexit = False
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found[address] = OpeningStorage(
+                address, storage.nbytes(), kind, tuple(tensor.shape), dtype, owner, suffix
+            )
+    storages = (replace(each, keepers=tuple(keepers[each.address])) for each in found.values())
+    return OpeningBalance(tuple(storages), sum(foreign.values()), tuple(watches))
 
 
-def storage_address(tensor: torch.Tensor, device: torch.device) -> int | None:
-    """Where the tensor's storage begins; None if it has none on this device."""
-    storage = _storage_of(tensor, device)
-    return storage.data_ptr() if storage is not None else None
+def storages_of(
+    tensor: torch.Tensor, device: torch.device
+) -> list[tuple[torch.Tensor, torch.UntypedStorage]]:
+    """The storages with real memory on this device behind a tensor.
+
+    One for a dense tensor, one per component for a sparse one; none for fake, meta and opaque
+    tensors.
+    """
+    if tensor.device.type != device.type:
+        return []
+    if device.index is not None and tensor.device.index not in (None, device.index):
+        return []
+    found = []
+    for part in _components(tensor):
+        try:
+            storage = part.untyped_storage()
+            if storage.nbytes() and storage.data_ptr():
+                found.append((part, storage))
+        except (RuntimeError, NotImplementedError):  # functorch wrappers, lazy parameters
+            continue
+    return found
+
+
+def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
 
 
 def live_graph_tensors() -> list[torch.Tensor]:
@@ -189,20 +215,3 @@ def _nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _nested_tensors(key, item)
-
-
-def _storage_of(tensor: torch.Tensor, device: torch.device) -> torch.UntypedStorage | None:
-    """The tensor's storage if it has real memory on this device.
-
-    Sparse tensors have none of their own (their indices and values do, and are found as tensors);
-    fake and meta tensors have no memory at all.
-    """
-    if tensor.device.type != device.type or tensor.layout != torch.strided:
-        return None
-    if device.index is not None and tensor.device.index not in (None, device.index):
-        return None
-    try:
-        storage = tensor.untyped_storage()
-        return storage if storage.nbytes() and storage.data_ptr() else None
-    except (RuntimeError, NotImplementedError):  # functorch wrappers, uninitialised parameters
-        return None

@@ -74,6 +74,10 @@ def _outer_scopes(stream: EventStream) -> list[Interval]:
         if enclosing & {Tag.ROOT, Tag.BACKWARD}:
             continue
         start_ns = op.start_ns
+        if phase is Phase.BACKWARD and op.parent >= 0:
+            # The call around the engine: it makes the gradient of the loss itself.
+            around = stream.operations[op.parent]
+            start_ns = around.start_ns if around.tag is Tag.SITE else start_ns
         if phase is Phase.OPTIMIZER:
             # A closure: forward and backward ran inside step(); what comes after is the update.
             start_ns = max([start_ns, *(end for end in _nested_ends(stream, op))])

@@ -43,6 +43,7 @@ _WORDS = {
 def operation_name(node: str) -> str:
     """The operation behind a node's name: `"NativeLayerNormBackward0"` is `"native_layer_norm"`."""
     name = re.sub(r"Backward(Generated)?\d*$", "", node.rsplit("::", 1)[-1])
+    name = re.sub(r"(?<=\d)D", "d", name)  # MaxPool2DWithIndices
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() or node
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from legroom.meter._opening import (
     OpeningBalance,
     live_graph_tensors,
     state_tensors,
-    storage_address,
+    storages_of,
     take_opening_balance,
 )
 from legroom.meter._scopes import Tag, mark, open_scope
@@ -170,7 +170,7 @@ class Recorder(AbstractTrainingObserver):
         self._optimizers.pop().__exit__(None, None, None)
         with open_scope(Tag.OVERHEAD):
             self._snapshot(
-                self._sighting(Kind.OPTIMIZER_STATE, tensor, owner=id(parameter), suffix=f".{key}")
+                self._sightings(Kind.OPTIMIZER_STATE, tensor, owner=id(parameter), suffix=f".{key}")
                 for key, tensor, parameter in state_tensors(optimizer)
             )
 
@@ -193,7 +193,7 @@ class Recorder(AbstractTrainingObserver):
         saved, opaque = saved_tensors(roots)
         self._opaque |= opaque
         self._snapshot(
-            self._sighting(
+            self._sightings(
                 Kind.STASH,
                 item.tensor,
                 node=item.node,
@@ -206,20 +206,25 @@ class Recorder(AbstractTrainingObserver):
     def _look_at_gradients(self) -> None:
         parameters = {id(p): p for root in self._names.roots for p in root.parameters()}
         self._snapshot(
-            self._sighting(Kind.GRADIENTS, gradient, owner=owner, suffix=".grad")
+            self._sightings(Kind.GRADIENTS, gradient, owner=owner, suffix=".grad")
             for owner, parameter in parameters.items()
             if (gradient := parameter.grad) is not None
         )
 
-    def _sighting(self, kind: Kind, tensor: torch.Tensor, **details: Any) -> Sighting | None:
-        address = storage_address(tensor, self._device)
-        if address is None:
-            return None
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return Sighting(address, kind, tuple(tensor.shape), dtype, **details)
+    def _sightings(self, kind: Kind, tensor: torch.Tensor, **details: Any) -> list[Sighting]:
+        return [
+            Sighting(
+                storage.data_ptr(),
+                kind,
+                tuple(part.shape),
+                str(part.dtype).removeprefix("torch."),
+                **details,
+            )
+            for part, storage in storages_of(tensor, self._device)
+        ]
 
-    def _snapshot(self, sightings: Iterator[Sighting | None]) -> None:
-        self._snapshots.append(tuple(item for item in sightings if item is not None))
+    def _snapshot(self, sightings: Iterable[list[Sighting]]) -> None:
+        self._snapshots.append(tuple(item for group in sightings for item in group))
         mark(Tag.SNAPSHOT, len(self._snapshots) - 1)
 
     def _on_freed(self, address: int) -> None:

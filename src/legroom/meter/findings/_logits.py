@@ -50,8 +50,12 @@ def _is_copy(tensor: TensorUse, scores: TensorUse) -> bool:
         return False
     if tensor.shape == scores.shape:
         return True
-    if len(scores.shape) != 2 or tensor.shape[-1:] != scores.shape[-1:]:
-        return False  # with spatial dimensions the classes are not last, and nothing is shifted
+    if len(scores.shape) != 2:
+        # With spatial dimensions, which the loss flattens, the classes are not last.
+        same_size = num_elements(tensor) == num_elements(scores)
+        return same_size and tensor.operation == scores.operation
+    if tensor.shape[-1:] != scores.shape[-1:]:
+        return False
     ratio = num_elements(tensor) / max(1, math.prod(scores.shape))
     return 1 / _CLOSE <= ratio <= _CLOSE
 

@@ -56,13 +56,12 @@ class NormInputAndOutput(AbstractFinder):
 
 def _native_outputs(profile: Profile, stash: list[TensorUse]) -> list[TensorUse]:
     """For each input that a norm keeps, the output, or its ReLU, if that is kept too."""
-    outputs = {
-        t.id: t
+    outputs = [
+        t
         for t in profile.tensors
-        if t.kernel in _NORMS or t.kernel.strip("_") in _NORMS
-        if t.kind in {"stash", "temporaries_forward"}
-    }
-    by_birth = sorted(outputs.values(), key=lambda t: t.born_ms)
+        if t.kernel.lstrip("_") in _NORMS and t.kind in {"stash", "temporaries_forward"}
+    ]
+    by_birth = sorted(outputs, key=lambda t: t.born_ms)
     in_stash = {t.id for t in stash}
     found: dict[int, TensorUse] = {}
     for source, keep in _norm_inputs(profile):
@@ -109,7 +108,7 @@ def _relu_of(output: TensorUse, stash: list[TensorUse]) -> TensorUse | None:
 
 def _composed_outputs(stash: list[TensorUse]) -> list[TensorUse]:
     """What F.rms_norm leaves where it has no kernel of its own: normalised, then scaled."""
-    made = [t for t in stash if t.operation == "rms_norm" and t.kernel not in _NORMS]
+    made = [t for t in stash if t.operation == "rms_norm" and t.kernel.lstrip("_") not in _NORMS]
     largest: dict[tuple[str, int, str], int] = {}
     for t in made:
         place = (t.file, t.line, t.module)
@@ -118,8 +117,9 @@ def _composed_outputs(stash: list[TensorUse]) -> list[TensorUse]:
     return [
         t
         for t in made
-        if num_elements(t) == largest[t.file, t.line, t.module] and t.kernel != "rsqrt"
-        if t.kernel != "_to_copy" or t.dtype != "float32"
+        if num_elements(t) == largest[t.file, t.line, t.module]
+        and t.kernel != "rsqrt"
+        and (t.kernel, t.dtype) != ("_to_copy", "float32")  # the input, upcast
     ]
 
 

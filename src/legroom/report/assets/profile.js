@@ -402,10 +402,7 @@
   // ---- 3. The timeline ----
 
   const moments = data.timeline;
-  const peakIndex = Math.max(
-    moments.findIndex((m) => m.ms === data.peak_ms && m.total_bytes === data.peak_bytes),
-    moments.reduce((best, m, i) => (m.total_bytes > moments[best].total_bytes ? i : best), 0),
-  );
+  const peakIndex = moments.reduce((best, m, i) => (m.total_bytes > moments[best].total_bytes ? i : best), 0);
 
   // The last moment at or before a time.
   function momentAt(ms) {

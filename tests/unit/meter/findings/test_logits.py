@@ -61,6 +61,13 @@ def test_scores_shifted_by_a_position_count(find_in, train):
     assert finding.bytes == SCORES + 3 * shifted_bytes
 
 
+def test_scores_of_every_voxel_count(find_in, train):
+    model, x = nn.Conv3d(1, 5, 1), torch.randn(1, 1, 8, 8, 8)
+    y = torch.randint(5, (1, 8, 8, 8))
+    finding = find_in(train(model, lambda: F.cross_entropy(model(x), y)))["logits"]
+    assert finding.bytes == 3 * 5 * 8**3 * 4
+
+
 def test_chunked_loss_keeps_few_logits(find_in, train):
     model, x = nn.Linear(16, CLASSES, bias=False), torch.randn(ROWS, 16)
     y = torch.randint(CLASSES, (ROWS,))
