@@ -12,7 +12,7 @@ import legroom
 SOURCE = Path(legroom.__file__).parent
 ORDER = [
     "_version", "errors", "units", "capture", "meter", "ways", "variants", "plan", "engine",
-    "layers", "report", "integrations", "cli", "testing",
+    "layers", "report", "integrations", "cli", "__main__", "testing",
 ]  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 
