@@ -6,6 +6,7 @@ object on stdout. `benchmarks.run` calls this for all cases and puts the answers
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -81,8 +82,15 @@ def measure_memtracker(name: str) -> dict[str, Any]:
     case = cases.build(name)
     for _ in range(WARMUP_STEPS):
         case.step()
+    owned = {id(p) for model in case.models for p in (*model.parameters(), *model.buffers())}
+    inputs = [
+        thing
+        for thing in gc.get_objects()
+        if type(thing) is torch.Tensor and thing.is_leaf and id(thing) not in owned
+    ]
     tracker = MemTracker()
-    tracker.track_external(*case.models, *case.optimizers)
+    tracker.track_external(*case.models, *case.optimizers, *inputs)
+    del inputs
     try:
         with tracker:
             case.step()

@@ -142,6 +142,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
     torch.manual_seed(seed)
     model = UNet(shape.channels).train()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9999))
+    average.requires_grad_(False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6
     )

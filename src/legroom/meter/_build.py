@@ -301,43 +301,47 @@ class _Builder:
         return tuple(sorted(uses, key=lambda use: (-use.peak_bytes, use.path)))
 
     def _operation_uses(self) -> tuple[OperationUse, ...]:
-        rows: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0, 0])
+        times: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        calls: dict[tuple[str, int], int] = defaultdict(int)
+        stash: dict[tuple[str, int], int] = defaultdict(int)
+        workspace: dict[tuple[str, int], int] = defaultdict(int)
         for op in self._in_window():
             origin = self._origins[op.index]
             if not origin.label:
                 continue
-            row = rows[origin.label, origin.site]
-            column = self._column(op, origin)
-            row[1 + (column == 1)] += op.self_ns / 1e6
+            key = origin.label, origin.site
+            times[key][self._column(op, origin)] += op.self_ns / 1e6
             around = self._origins[op.parent].label if op.parent >= 0 else ""
-            if not around and not origin.is_backward:
-                row[0] += 1
+            calls[key] += not around and not origin.is_backward
         for block in self._ledger.blocks:
             if block.operation < 0:
                 continue
             origin = self._origins[block.operation]
-            row = rows[origin.label, origin.site]
+            key = origin.label, origin.site
             if block.kind is Kind.STASH and block.index in self._at_stash_peak:
-                row[3] += block.num_bytes
+                stash[key] += block.num_bytes
             if block.kind is Kind.WORKSPACE:
-                row[4] = max(row[4], block.num_bytes)
+                workspace[key] = max(workspace[key], block.num_bytes)
         uses = []
-        for (label, number), row in rows.items():
-            site = self._site(number)
+        for key, (forward_ms, backward_ms, optimizer_ms) in times.items():
+            label, site = key[0], self._site(key[1])
             uses.append(
                 OperationUse(
                     name=_plain(label),
                     file=short_name(site.file),
                     line=site.line,
                     module=site.module,
-                    count=int(row[0]),
-                    forward_ms=round(row[1], 4),
-                    backward_ms=round(row[2], 4),
-                    stash_bytes=int(row[3]),
-                    workspace_bytes=int(row[4]),
+                    count=calls[key],
+                    forward_ms=round(forward_ms, 4),
+                    backward_ms=round(backward_ms, 4),
+                    optimizer_ms=round(optimizer_ms, 4),
+                    stash_bytes=stash[key],
+                    workspace_bytes=workspace[key],
                 )
             )
-        return tuple(sorted(uses, key=lambda use: -(use.forward_ms + use.backward_ms)))
+        return tuple(
+            sorted(uses, key=lambda use: -(use.forward_ms + use.backward_ms + use.optimizer_ms))
+        )
 
     def _tensors(self) -> tuple[TensorUse, ...]:
         """The blocks of this step, largest first; everything alive at the peak comes first."""

@@ -90,6 +90,7 @@ class OperationUse:
     count: int
     forward_ms: float
     backward_ms: float
+    optimizer_ms: float
     stash_bytes: int
     workspace_bytes: int
 

@@ -1154,9 +1154,9 @@
       if (grouping === "site") return data.operations;
       const groups = new Map();
       for (const use of data.operations) {
-        const group = groups.get(use.name) ?? { name: use.name, places: 0, count: 0, forward_ms: 0, backward_ms: 0, stash_bytes: 0, workspace_bytes: 0 };
+        const group = groups.get(use.name) ?? { name: use.name, places: 0, count: 0, forward_ms: 0, backward_ms: 0, optimizer_ms: 0, stash_bytes: 0, workspace_bytes: 0 };
         group.places += 1;
-        for (const key of ["count", "forward_ms", "backward_ms", "stash_bytes"]) group[key] += use[key];
+        for (const key of ["count", "forward_ms", "backward_ms", "optimizer_ms", "stash_bytes"]) group[key] += use[key];
         group.workspace_bytes = Math.max(group.workspace_bytes, use.workspace_bytes);
         groups.set(use.name, group);
       }
@@ -1165,7 +1165,7 @@
 
     draw(grouping) {
       const rows = this.rows(grouping);
-      const time = (use) => use.forward_ms + use.backward_ms;
+      const time = (use) => use.forward_ms + use.backward_ms + use.optimizer_ms;
       const longest = Math.max(...rows.map(time), 1e-9);
       const whole = sum(rows, time);
       const amount = (key, title, format, hint) => ({ key, title, hint, numeric: true, value: (use) => use[key], cell: (use) => (use[key] ? format(use[key]) : "–") });
@@ -1184,8 +1184,9 @@
           { key: "name", title: "Operation", value: (use) => use.name, cell: (use) => el("span", { class: "mono" }, ...breakable(use.name)) },
           ...where,
           amount("count", "Calls", formatCount),
-          amount("forward_ms", "Forward, update", formatMs, "forward, loss and optimizer"),
+          amount("forward_ms", "Forward", formatMs, "forward and loss"),
           amount("backward_ms", "Backward", formatMs),
+          amount("optimizer_ms", "Update", formatMs, "in the optimizer step"),
           { key: "time", title: "Together", numeric: true, value: time, cell: (use) => formatMs(time(use)) },
           {
             key: "share", title: "Share", value: time, class: "meter-cell",
