@@ -35,6 +35,9 @@ _ALLOCATORS = frozenset(
     ).split()
 )
 
+_MAP_HEADER = 64
+"""Some shared memory is reported from a header on that lies before its data."""
+
 _TEMPORARY_OF = {
     Phase.FORWARD: Kind.TEMPORARIES_FORWARD,
     Phase.LOSS: Kind.TEMPORARIES_FORWARD,
@@ -103,8 +106,8 @@ class Ledger:
 
     Attributes:
         boundaries_ns: When steps began and ended.
-        unmatched_bytes: Releases of blocks that were never seen, and disagreement between our
-            count and the allocator's own at the end.
+        unknown_bytes: Of tensors that were read at addresses that nobody was seen to allocate.
+        unmatched_bytes: Releases of blocks that were never seen.
     """
 
     blocks: list[Block]
@@ -112,6 +115,7 @@ class Ledger:
     opening_bytes: int
     boundaries_ns: list[int]
     phases: PhaseMap
+    unknown_bytes: int
     unmatched_bytes: int
 
 
@@ -134,6 +138,7 @@ def build_ledger(recording: Recording) -> Ledger:
         opening_bytes=recording.opening.total_bytes,
         boundaries_ns=sweep.boundaries_ns,
         phases=phases,
+        unknown_bytes=sum(sweep.unknown.values()),
         unmatched_bytes=sweep.unmatched_bytes,
     )
 
@@ -148,9 +153,10 @@ class _Sweep:
         self.blocks: list[Block] = []
         self.changes: list[Change] = []
         self.boundaries_ns: list[int] = []
+        self.unknown: dict[int, int] = {}
         self.unmatched_bytes = 0
-        self._counted = 0
         self._found_dead: set[int] = set()
+        self._shared = {each.address for each in recording.opening.storages if each.is_shared}
 
     def run(self) -> None:
         """Fill `blocks`, `changes` and `boundaries_ns`."""
@@ -167,10 +173,6 @@ class _Sweep:
             self._on_operation(op)
         for event in allocations[next_allocation:]:
             self._on_allocator(event)
-        if allocations:
-            base = allocations[0].total_bytes - allocations[0].delta_bytes
-            drift = allocations[-1].total_bytes - base - self._counted
-            self.unmatched_bytes += abs(drift)
 
     def _open_books(self, start_ns: int) -> None:
         for storage in self._recording.opening.storages:
@@ -197,7 +199,6 @@ class _Sweep:
         return block
 
     def _on_allocator(self, event: AllocatorEvent) -> None:
-        self._counted += event.delta_bytes
         if event.delta_bytes > 0:
             # The address is in use by a block whose release was not reported: it is gone.
             self._release(event.address, event.time_ns)
@@ -206,7 +207,10 @@ class _Sweep:
             block.operation = event.operation
             self._note_birth(block)
         elif event.delta_bytes < 0:
-            gone = self._release(event.address, event.time_ns)
+            # Shared memory from before the recording is known by where its data begins.
+            header = event.address + _MAP_HEADER
+            address = header if header in self._shared else event.address
+            gone = self._release(address, event.time_ns)
             # Where an earlier profiler saw it allocated, its release is reported as well as found.
             if gone is None and event.address not in self._found_dead:
                 self.unmatched_bytes -= event.delta_bytes
@@ -235,9 +239,20 @@ class _Sweep:
     def _name_of(self, index: int) -> str:
         return self._stream.operations[index].name if index >= 0 else ""
 
-    def _on_use(self, ref: TensorRef, op: Operation, stolen: bool) -> None:
-        block = self._live.get(ref.address)
+    def _find(self, address: int) -> Block | None:
+        block = self._live.get(address)
         if block is None:
+            mapped = self._live.get(address - _MAP_HEADER)
+            if mapped is not None and mapped.num_bytes > _MAP_HEADER:
+                return mapped
+        return block
+
+    def _on_use(self, ref: TensorRef, op: Operation, stolen: bool) -> None:
+        block = self._find(ref.address)
+        if block is None:
+            if ref.address not in self._recording.opening.foreign:
+                known = self.unknown.get(ref.address, 0)
+                self.unknown[ref.address] = max(known, ref.num_bytes)
             return
         if block.first_use < 0:
             block.first_use = op.index
@@ -248,7 +263,7 @@ class _Sweep:
             block.kind = Kind.GRADIENTS
 
     def _on_sighting(self, seen: Sighting) -> None:
-        block = self._live.get(seen.address)
+        block = self._find(seen.address)
         if block is None:
             return
         if seen.kind is Kind.STASH:

@@ -32,13 +32,24 @@ def find_limits(recording: Recording, ledger: Ledger, notes: tuple[str, ...]) ->
                 "they keep are counted as temporaries, not as stash",
             )
         )
-    if recording.opening.foreign_bytes:
+    foreign_bytes = sum(recording.opening.foreign.values())
+    if foreign_bytes:
         limits.append(
             Limit(
                 "memory of others",
-                "tensors over memory that PyTorch did not allocate (NumPy arrays, mapped or "
-                "shared files) are in the process but not in the allocator's books",
-                recording.opening.foreign_bytes,
+                "tensors over memory that PyTorch did not allocate (NumPy arrays) "
+                "are in the process but not in the allocator's books",
+                foreign_bytes,
+            )
+        )
+    if ledger.unknown_bytes:
+        limits.append(
+            Limit(
+                "memory of unknown origin",
+                "operations read memory whose allocation was not seen: arrays of NumPy made within "
+                "the step, or buffers from before it that only C++ holds (DDP's buckets). It is "
+                "not in the books; it is at least as large as",
+                ledger.unknown_bytes,
             )
         )
     if ledger.unmatched_bytes:

@@ -12,9 +12,9 @@ See Note [Opening balance].
 #    opening storage gets a finalizer that marks its death in the event stream.
 # 2. Found: tensors that Python's garbage collector tracks, their `.grad`, and what the graphs
 #    behind them keep. A tensor that only C++ holds is not found.
-# 3. Memory that PyTorch did not allocate (NumPy arrays, mapped or shared files) is not in the
-#    allocator's books, so it is not in ours; its bytes are reported beside them. Such storages
-#    cannot be resized, which is how they are told apart.
+# 3. Memory that PyTorch neither allocated nor mapped (NumPy arrays) is not in its events, so it
+#    is not in our books; its bytes are reported beside them. Such storages cannot be resized,
+#    which is how they are told apart. Shared memory is mapped by PyTorch and reported.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ class OpeningStorage:
         kind: What it is; INPUTS for everything that is nothing else.
         owner: Identity of the parameter that it is, or belongs to; 0 if none.
         suffix: What it is to its owner: `".grad"`, `".exp_avg"`; `""` for the parameter itself.
+        is_shared: Whether other processes may see it: memory that PyTorch has mapped.
         keepers: Nodes and fields of old graphs that keep it.
     """
 
@@ -51,19 +52,21 @@ class OpeningStorage:
     dtype: str
     owner: int = 0
     suffix: str = ""
+    is_shared: bool = False
     keepers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningBalance:
-    """All opening storages, and bytes that are not PyTorch's own.
+    """All opening storages, and memory that is not PyTorch's own.
 
     Attributes:
+        foreign: Bytes of storages that PyTorch did not allocate, by address.
         watches: Finalizers that tell of each storage's death; `close` ends them.
     """
 
     storages: tuple[OpeningStorage, ...]
-    foreign_bytes: int
+    foreign: dict[int, int] = field(default_factory=dict)
     watches: tuple[weakref.finalize[..., object], ...] = ()
 
     def close(self) -> None:
@@ -95,17 +98,25 @@ def take_opening_balance(
                 keepers[address].append(keeper)
             if address in found or address in foreign:
                 continue
-            if not storage.resizable():
+            is_shared = storage.is_shared()
+            if not storage.resizable() and not is_shared:
                 foreign[address] = storage.nbytes()
                 continue
             watches.append(weakref.finalize(storage, on_freed, address))
             watches[-1].atexit = False
             dtype = str(tensor.dtype).removeprefix("torch.")
             found[address] = OpeningStorage(
-                address, storage.nbytes(), kind, tuple(tensor.shape), dtype, owner, suffix
+                address,
+                storage.nbytes(),
+                kind,
+                tuple(tensor.shape),
+                dtype,
+                owner,
+                suffix,
+                is_shared,
             )
     storages = (replace(each, keepers=tuple(keepers[each.address])) for each in found.values())
-    return OpeningBalance(tuple(storages), sum(foreign.values()), tuple(watches))
+    return OpeningBalance(tuple(storages), foreign, tuple(watches))
 
 
 def storages_of(

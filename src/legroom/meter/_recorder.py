@@ -93,7 +93,7 @@ class Recorder(AbstractTrainingObserver):
         self._snapshots: list[tuple[Sighting, ...]] = []
         self._opaque: set[str] = set()
         self._optimizers: list[Any] = []
-        self._opening = OpeningBalance((), 0)
+        self._opening = OpeningBalance(())
         self._has_lines = True
         self.is_active = False
         activities = [ProfilerActivity.CPU]

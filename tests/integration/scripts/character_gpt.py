@@ -72,7 +72,7 @@ X, Y = get_batch()
 for iter_num in range(max_iters):
     for group in optimizer.param_groups:
         group["lr"] = 1e-3 * 0.5 * (1.0 + math.cos(math.pi * iter_num / max_iters))
-    for micro_step in range(gradient_accumulation_steps):
+    for _ in range(gradient_accumulation_steps):
         with context:
             logits, loss = model(X, Y)
             loss = loss / gradient_accumulation_steps

@@ -55,7 +55,7 @@ class Script:
         return build_ledger(
             Recording(
                 device=torch.device("cpu"), stream=self.stream, sites=(),
-                opening=OpeningBalance(tuple(opening), 0), snapshots=tuple(snapshots),
+                opening=OpeningBalance(tuple(opening)), snapshots=tuple(snapshots),
                 parameters={}, module_classes={}, opaque_nodes=frozenset(), has_lines=True,
             )
         )  # fmt: skip

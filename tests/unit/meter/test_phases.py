@@ -1,3 +1,5 @@
+import itertools
+
 from legroom.meter._kinds import Phase
 from legroom.meter._phases import find_phases
 from legroom.meter._scopes import Tag
@@ -78,5 +80,5 @@ def test_every_moment_has_exactly_one_phase():
     edges = [(i.start_ns, i.end_ns) for i in found.intervals]
     assert edges[0][0] == 0
     assert edges[-1][1] == script.now
-    assert all(a[1] == b[0] for a, b in zip(edges, edges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
     assert found.at(10**12) is Phase.OTHER

@@ -69,7 +69,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_what_is_not_json_is_refused(tmp_path, text):
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(ProfileFormatError, match="is not JSON .*was it cut off"):
+    with pytest.raises(ProfileFormatError, match=r"is not JSON .*was it cut off"):
         Profile.load(path)
 
 
@@ -84,7 +84,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 def test_another_schema_is_refused(tmp_path, data):
     path = tmp_path / "other.json"
     path.write_text(data)
-    with pytest.raises(ProfileFormatError, match="its schema is .*needed is 'legroom.profile/1'"):
+    with pytest.raises(ProfileFormatError, match=r"its schema is .*needed is 'legroom.profile/1'"):
         Profile.load(path)
 
 
