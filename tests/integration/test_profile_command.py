@@ -55,6 +55,7 @@ def loop(folder, middle="pass"):
         ("lightning_module.py", "0", {"forward", "loss", "backward", "optimizer"}),
         ("character_gpt.py", "h.0.attn", {"forward", "loss", "backward", "optimizer"}),
         ("gan.py", "Sequential.0", {"forward", "loss", "backward", "optimizer"}),
+        ("distributed_data.py", "module.0", {"forward", "loss", "backward", "optimizer"}),
         ("compiled.py", None, {"forward", "backward", "optimizer"}),
     ],
 )
@@ -77,6 +78,14 @@ def test_accumulation_is_profiled_as_one_step(tmp_path):
     data = json.loads((tmp_path / "out.json").read_text())
     assert sum(span["phase"] == "backward" for span in data["phases"]) == 4
     assert sum(span["phase"] == "optimizer" for span in data["phases"]) == 1
+
+
+def test_memory_that_only_cpp_holds_is_said_to_be_missing(tmp_path):
+    run("profile", "--json", "out.json", SCRIPTS / "distributed_data.py", cwd=tmp_path)
+    data = json.loads((tmp_path / "out.json").read_text())
+    (limit,) = [each for each in data["limits"] if each["name"] == "memory of unknown origin"]
+    assert limit["bytes"] == data["kinds"]["weights"]  # DDP's buckets: as large as the weights
+    assert "unmatched releases" not in {each["name"] for each in data["limits"]}
 
 
 def test_a_gan_step_has_all_its_updates(tmp_path):
