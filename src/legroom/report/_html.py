@@ -15,16 +15,18 @@ from legroom.errors import OutputError
 from legroom.meter import Kind, Profile
 
 _MARKER = re.compile(r"@@([a-z-]+)@@")
-_ASSETS = {
-    "style": "profile.css",
-    "charts": "echarts.min.js",
-    "program": "profile.js",
-}
+_ASSETS = {"style": "profile.css", "charts": "echarts.min.js"}
+_PROGRAM = (
+    "data", "units", "elements", "places", "table", "verdict", "books", "tensor_columns",
+    "timeline", "findings", "source", "modules", "tensors", "operations", "limits", "theme",
+    "start",
+)  # fmt: skip
 
 
 def render_html(profile: Profile) -> str:
     """The profile as one HTML page of about 1 MiB plus the profile's own size."""
     parts = {marker: _asset(name) for marker, name in _ASSETS.items()}
+    parts["program"] = _program()
     parts["data"] = _json_block(profile)
     return _fill(_asset("profile.html"), parts)
 
@@ -44,6 +46,12 @@ def write_html(profile: Profile, path: str | Path) -> None:
 
 def _asset(name: str) -> str:
     return (resources.files("legroom.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _program() -> str:
+    """The page's program: its parts share one scope and leave nothing in the window's."""
+    body = "\n".join(_asset(f"page/{name}.js") for name in _PROGRAM)
+    return f'"use strict";\n(() => {{\n{body}}})();\n'
 
 
 def _fill(template: str, parts: dict[str, str]) -> str:

@@ -143,8 +143,11 @@ def test_page_refers_to_nothing_outside(tiny: Profile) -> None:
     assert "http" not in str(policies[0])
 
 
-def test_own_program_never_loads_or_writes_markup() -> None:
-    program = (resources.files("legroom.report") / "assets" / "profile.js").read_text()
+def test_own_program_never_loads_or_writes_markup(tiny: Profile) -> None:
+    folder = resources.files("legroom.report") / "assets" / "page"
+    program = "\n".join(path.read_text() for path in folder.iterdir())
+    page = render_html(tiny)
+    assert all(path.read_text() in page for path in folder.iterdir())
 
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert word not in program
