@@ -1,7 +1,7 @@
-"""Denoising diffusion: a U-Net with GroupNorm, SiLU and attention learns to predict noise.
+"""Denoising diffusion: a U-Net with GroupNorm, SiLU and attention, AdamW, moving average.
 
 `paper` has the sizes of diffusers' unconditional example (64 pixels, 114 M parameters); `small`
-has a quarter of the width. AdamW trains it and a moving average of its weights is kept.
+has a quarter of the width.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Llama language modelling (RMSNorm, SwiGLU, grouped heads, SDPA): `transformers` model, AdamW.
 
 `paper` has the shape of Qwen2.5-0.5B, whose vocabulary makes the logits the largest tensors;
-`small` keeps the proportions for a CPU.
+`small` is a six-layer one for a CPU.
 """
 
 import itertools

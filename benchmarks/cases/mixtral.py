@@ -1,7 +1,7 @@
 """Mixture of experts (Mixtral, top 2 of 8, router loss): `transformers` model, AdamW.
 
-Weights, gradients and optimizer state are most of its memory, so the peak is in the optimizer;
-`paper` is an eight-layer MoE of 214 M parameters, `small` a quarter of its layers.
+Weights, gradients and optimizer state are most of its memory; `paper` is an eight-layer model of
+214 M parameters, `small` has half of its layers and half of its width.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """ResNet-50 image classification (BatchNorm, ReLU): `transformers` model, SGD with momentum.
 
-`paper` is the 224-pixel ImageNet recipe at batch 64; `small` has the same layers and fewer pixels.
+`paper` is the 224-pixel ImageNet recipe at batch 64; `small` has the same layers, half as wide.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Vision transformer image classification: `transformers` model, AdamW, generated images.
 
-`paper` is ViT-B/16 at 224 pixels and batch 64; `small` is the published ViT-Tiny shape.
+`paper` is ViT-B/16 at 224 pixels and batch 64; `small` is ViT-Tiny at 192 pixels.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """WGAN with gradient penalty: several critic steps per generator step, double backward, two Adams.
 
-`paper` is the CIFAR-10 recipe (32 pixels, 5 critic steps); `scaled` is five convolutions at 128
-pixels; `small` draws larger pictures with fewer critic steps than `paper`.
+`paper` is the CIFAR-10 recipe (32 pixels, 5 critic steps), `scaled` has five convolutions at 128
+pixels, and `small` is `scaled` with a quarter of the channels, smaller kernels and 2 critic steps.
 """
 
 import itertools
