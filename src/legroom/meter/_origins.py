@@ -36,13 +36,31 @@ class Origin:
     is_overhead: bool = False
 
 
-def find_origins(stream: EventStream) -> list[Origin]:
-    """The origin of every operation, at its index."""
+_UNKNOWN = Origin()
+
+
+class Origins:
+    """The origin of every operation, and of every autograd node."""
+
+    def __init__(self, of_operation: list[Origin], maker_of: dict[int, int]) -> None:
+        self._of_operation = of_operation
+        self._maker_of = maker_of
+
+    def __getitem__(self, index: int) -> Origin:
+        return self._of_operation[index] if index >= 0 else _UNKNOWN
+
+    def of_node(self, sequence: int) -> Origin:
+        """The origin of the operation that made the autograd node with this number."""
+        return self[self._maker_of.get(sequence, -1)]
+
+
+def find_origins(stream: EventStream) -> Origins:
+    """The origin of everything in the stream."""
     origins: list[Origin] = []
     maker: dict[int, int] = {}
-    last_node = Origin()
+    last_node = _UNKNOWN
     for op in stream.operations:
-        around = origins[op.parent] if op.parent >= 0 else Origin()
+        around = origins[op.parent] if op.parent >= 0 else _UNKNOWN
         if op.tag is Tag.OVERHEAD:
             origin = Origin(is_overhead=True)
         elif op.tag in _PLACES:
@@ -62,7 +80,7 @@ def find_origins(stream: EventStream) -> list[Origin]:
             if op.sequence >= 0 and not _is_node_itself(stream, op):
                 maker[op.sequence] = op.index
         origins.append(origin)
-    return origins
+    return Origins(origins, maker)
 
 
 def _labelled(around: Origin, name: str) -> Origin:

@@ -41,6 +41,8 @@ class DenseEmbeddingGradient(AbstractFinder):
             touched = lookups.get(gradient.module)
             if table is None or touched is None or not table.shape:
                 continue
+            if gradient.bytes < table.bytes:  # sparse: indices and rows
+                continue
             rows = table.shape[0]
             if touched <= _MOST_TOUCHED * rows:
                 found[gradient] = gradient.bytes * (rows - touched) // rows

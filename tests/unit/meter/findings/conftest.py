@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,20 +14,12 @@ from legroom.meter import Finding, profile
 FindIn = Callable[..., dict[str, Finding]]
 
 
-@pytest.fixture(autouse=True)
-def _one_quiet_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def find_in() -> FindIn:
     """Profile a step and return its findings by name."""
 
     def find(step: Callable[[], object], **options: int) -> dict[str, Finding]:
+        gc.collect()  # what an earlier test left is alive until then, and in the books
         return {finding.name: finding for finding in profile(step, **options).findings}
 
     return find
