@@ -198,6 +198,22 @@ def test_too_few_steps_name_the_option_that_helps(tmp_path):
     assert run("profile", "--warmup", 0, loop(tmp_path), 1, cwd=tmp_path).returncode == 0
 
 
+def test_a_profiler_of_the_scripts_own_is_named(tmp_path):
+    loop(tmp_path)
+    script = write(
+        tmp_path,
+        """
+        import runpy, torch
+        with torch.profiler.profile():
+            runpy.run_path("train.py", run_name="__main__")
+        """,
+        "profiled.py",
+    )
+    result = run("profile", script, 6, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "runs a torch profiler of its own in every one of its 6 steps" in last_words(result)
+
+
 HUNGRY = """
     import resource, sys, torch
     from torch import nn

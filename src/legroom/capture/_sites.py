@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -34,6 +34,7 @@ class Site:
         module: Path of the innermost module that was running, `"transformer.h.0.mlp"`.
         user_file: The file of the innermost line in the user's own project.
         user_line: Its number.
+        user_function: The function that it is in.
     """
 
     file: str
@@ -42,13 +43,27 @@ class Site:
     module: str
     user_file: str
     user_line: int
+    user_function: str
+
+
+_Place = tuple[CodeType, int]
+
+
+def _place(frame: FrameType | None) -> _Place | None:
+    return (frame.f_code, frame.f_lineno) if frame is not None else None
+
+
+def _named(frame: FrameType | None) -> tuple[str, int, str]:
+    if frame is None:
+        return "", 0, ""
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 class SiteTable:
     """Numbers for sites; the same place gets the same number."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[_Place | None, _Place | None, str], int] = {}
         self._sites: list[Site] = []
         self._rank: dict[CodeType, int] = {}
 
@@ -62,9 +77,9 @@ class SiteTable:
 
         Cost: one dictionary look-up per stack frame up to the first line of the user's project.
         """
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         ranks = self._rank
-        inner = None
+        inner: FrameType | None = None
         while frame is not None:
             code = frame.f_code
             rank = ranks.get(code)
@@ -74,35 +89,13 @@ class SiteTable:
                 inner = frame
             if rank == _USER:
                 break
-            frame = frame.f_back  # type: ignore[assignment]
-        if inner is None:
-            return self._number(("", 0, "", "", 0, module), module, "", 0, "", "", 0)
+            frame = frame.f_back
         outer = frame or inner
-        key = (inner.f_code, inner.f_lineno, outer.f_code, outer.f_lineno, module)
-        return self._number(
-            key,
-            module,
-            inner.f_code.co_filename,
-            inner.f_lineno,
-            inner.f_code.co_name,
-            outer.f_code.co_filename,
-            outer.f_lineno,
-        )
-
-    def _number(
-        self,
-        key: tuple[object, ...],
-        module: str,
-        file: str,
-        line: int,
-        function: str,
-        user_file: str,
-        user_line: int,
-    ) -> int:
+        key = (_place(inner), _place(outer), module)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._sites)
-            self._sites.append(Site(file, line, function, module, user_file, user_line))
+            self._sites.append(Site(*_named(inner), module, *_named(outer)))
         return number
 
 

@@ -53,6 +53,9 @@ class LineUse:
         is_user: Whether the file belongs to the user's project (not to an installed library).
         stash_bytes: Made by this line and kept for backward, when the stash is largest.
         peak_bytes: Alive because of this line at the peak, all kinds.
+        called_stash_bytes: For a line of the user's: the same, of lines of libraries it calls.
+        called_peak_bytes: Likewise, at the peak.
+        called_ms: Their time, forward, backward and update together.
     """
 
     file: str
@@ -64,6 +67,9 @@ class LineUse:
     forward_ms: float
     backward_ms: float
     optimizer_ms: float
+    called_stash_bytes: int
+    called_peak_bytes: int
+    called_ms: float
 
 
 @dataclass(frozen=True, slots=True)

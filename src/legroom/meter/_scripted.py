@@ -123,7 +123,6 @@ class _Run:
 
     def _explain(self, outcome: ScriptOutcome, where: str) -> LegroomError | None:
         name = self._script.target
-        seen = self._session.num_steps_seen
         if outcome.error is not None:
             return self._explain_failure(outcome.error, where)
         if self._finder.num_optimizer_steps == 0 and self._finder.num_backwards:
@@ -135,6 +134,10 @@ class _Run:
             )
         if self._profile is not None and self._profile.is_complete:
             return None
+        return self._explain_nothing_measured()
+
+    def _explain_nothing_measured(self) -> LegroomError:
+        name, seen = self._script.target, self._session.num_steps_seen
         if self._finder.num_backwards == 0 and self._finder.num_optimizer_steps == 0:
             return NoTrainingError(
                 f"{name} ended without training: no backward pass and no optimizer step was seen.\n"
@@ -146,6 +149,11 @@ class _Run:
                 f"{name} stepped an optimizer {self._finder.num_optimizer_steps} times but ran no "
                 "backward pass that legroom could see.\n"
                 "  try: train in this process and not in a child process"
+            )
+        if self._session.is_blocked:
+            return NoTrainingError(
+                f"{name} runs a torch profiler of its own in every one of its {seen} steps, and "
+                "PyTorch allows one at a time.\n  try: switch the script's own profiler off"
             )
         wanted = self._options.num_warmup + self._options.num_steps
         return NoTrainingError(

@@ -57,6 +57,10 @@ class ProfilingSession:
         options: How many steps to leave alone and to record.
         set_observer: Told who should hear of optimizer steps and backward passes.
         on_progress: Called with a stage and a count whenever something moves on.
+
+    Attributes:
+        num_steps_seen: Steps that have ended, warm-up included.
+        is_blocked: Whether somebody else's profiler kept recording from beginning.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class ProfilingSession:
         self._plain_ms: list[float] = []
         self._recorded = 0
         self.num_steps_seen = 0
+        self.is_blocked = False
 
     @property
     def is_finished(self) -> bool:
@@ -116,7 +121,8 @@ class ProfilingSession:
         if self._recorder is None:
             self._note_plain_step(now_ns)
             self._on_progress("warm-up", self.num_steps_seen, self._options.num_warmup)
-            if self.num_steps_seen >= self._options.num_warmup and not profiler_is_running():
+            self.is_blocked = profiler_is_running()
+            if self.num_steps_seen >= self._options.num_warmup and not self.is_blocked:
                 self._start_recording()
         self._last_ns = time.perf_counter_ns()
 
@@ -131,14 +137,9 @@ class ProfilingSession:
         *,
         is_complete: bool = True,
         notes: tuple[str, ...] = (),
-        keep_partial: bool = True,
     ) -> Profile | None:
-        """Stop recording and build the profile; None if nothing was recorded.
-
-        Args:
-            keep_partial: Whether a step that did not end is worth a profile.
-        """
-        if self._recorder is None or (not self._recorded and not keep_partial):
+        """Stop recording and build the profile; None if recording never began."""
+        if self._recorder is None:
             return None
         self.halt()
         self._on_progress("balancing the books", 0, 1)

@@ -20,7 +20,7 @@ from legroom.meter._recorder import Recording
 from legroom.meter._scopes import Tag
 from legroom.meter._timeline import Balance, alive_after, balances
 
-_NOWHERE = Site("", 0, "", "", "", 0)
+_NOWHERE = Site("", 0, "", "", "", 0, "")
 
 
 class RecordedStep:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
-from legroom.capture import is_user_code
+from legroom.capture import Site, is_user_code
 from legroom.meter._kinds import STATE, Kind, Phase
 from legroom.meter._ledger import Block, Keeper
 from legroom.meter._profile import (
@@ -57,39 +57,65 @@ def phase_spans(step: RecordedStep) -> tuple[PhaseSpan, ...]:
     return tuple(spans)
 
 
+class _LineCost:
+    """What one line costs: of its own, and in the lines of libraries that it calls."""
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.times = _Times()
+        self.stash_bytes = self.peak_bytes = 0
+        self.called_stash_bytes = self.called_peak_bytes = self.called_ns = 0
+
+
 def line_uses(step: RecordedStep) -> tuple[LineUse, ...]:
     """What each source line costs, the heaviest first."""
-    stash: dict[tuple[str, int], int] = defaultdict(int)
-    peak: dict[tuple[str, int], int] = defaultdict(int)
-    times: dict[tuple[str, int], _Times] = defaultdict(_Times)
-    functions: dict[tuple[str, int], str] = {}
+    costs: dict[tuple[str, int], _LineCost] = {}
+
+    def of_line(site: Site) -> _LineCost:
+        return costs.setdefault((site.file, site.line), _LineCost(site.function))
+
+    def of_caller(site: Site) -> _LineCost | None:
+        key = site.user_file, site.user_line
+        if key == (site.file, site.line) or not is_user_code(site.user_file):
+            return None
+        return costs.setdefault(key, _LineCost(site.user_function))
+
     for block in step.ledger.blocks:
         site = step.sites[block.index]
         if not site.file:
             continue
-        key = site.file, site.line
-        functions[key] = site.function
-        peak[key] += block.num_bytes * (block.index in step.at_peak)
-        stash[key] += block.num_bytes * _is_stashed(step, block)
+        peak_bytes = block.num_bytes * (block.index in step.at_peak)
+        stash_bytes = block.num_bytes * _is_stashed(step, block)
+        line, caller = of_line(site), of_caller(site)
+        line.peak_bytes += peak_bytes
+        line.stash_bytes += stash_bytes
+        if caller is not None:
+            caller.called_peak_bytes += peak_bytes
+            caller.called_stash_bytes += stash_bytes
     for op, origin in step.operations:
         site = step.site(origin.site)
-        if site.file:
-            key = site.file, site.line
-            functions[key] = site.function
-            times[key].add(step.phase_of(op, origin), op.self_ns)
+        if not site.file:
+            continue
+        of_line(site).times.add(step.phase_of(op, origin), op.self_ns)
+        caller = of_caller(site)
+        if caller is not None:
+            caller.called_ns += op.self_ns
     uses = [
         LineUse(
-            file=short_name(key[0]),
-            line=key[1],
-            function=function,
-            is_user=is_user_code(key[0]),
-            stash_bytes=stash[key],
-            peak_bytes=peak[key],
-            forward_ms=times[key][Phase.FORWARD],
-            backward_ms=times[key][Phase.BACKWARD],
-            optimizer_ms=times[key][Phase.OPTIMIZER],
+            file=short_name(file),
+            line=line,
+            function=cost.function,
+            is_user=is_user_code(file),
+            stash_bytes=cost.stash_bytes,
+            peak_bytes=cost.peak_bytes,
+            forward_ms=cost.times[Phase.FORWARD],
+            backward_ms=cost.times[Phase.BACKWARD],
+            optimizer_ms=cost.times[Phase.OPTIMIZER],
+            called_stash_bytes=cost.called_stash_bytes,
+            called_peak_bytes=cost.called_peak_bytes,
+            called_ms=round(cost.called_ns / 1e6, 4),
         )
-        for key, function in functions.items()
+        for (file, line), cost in costs.items()
     ]
     return tuple(
         sorted(uses, key=lambda use: (-use.peak_bytes, -use.stash_bytes, use.file, use.line))

@@ -21,6 +21,8 @@ def print_profile(profile: Profile, console: Console, *, num_rows: int = 10) -> 
     console.print(_phases(profile))
     if profile.lines:
         console.print(_lines(profile, num_rows))
+    if any(use.called_peak_bytes for use in profile.lines):
+        console.print(_callers(profile, num_rows))
     _print_findings(profile, console, num_rows)
     _print_limits(profile, console)
 
@@ -135,6 +137,23 @@ def _lines(profile: Profile, num_rows: int) -> Table:
     if len(profile.lines) > num_rows:
         table.add_row(
             "", "", "", "", "", f"[dim]and {len(profile.lines) - num_rows} more[/dim]", ""
+        )
+    return table
+
+
+def _callers(profile: Profile, num_rows: int) -> Table:
+    """Lines of the user's own that call libraries, with what those cost."""
+    table = _table("at peak", "stash", "time", "line", "code", title="\nYour lines, calls included")
+    own = [use for use in profile.lines if use.is_user]
+    own.sort(key=lambda use: -(use.peak_bytes + use.called_peak_bytes))
+    for use in own[:num_rows]:
+        milliseconds = use.forward_ms + use.backward_ms + use.optimizer_ms + use.called_ms
+        table.add_row(
+            format_bytes(use.peak_bytes + use.called_peak_bytes),
+            format_bytes(use.stash_bytes + use.called_stash_bytes),
+            format_ms(milliseconds),
+            escape(_shorten(f"{use.file}:{use.line}")),
+            f"[dim]{escape(_code(profile, use))}[/dim]",
         )
     return table
 

@@ -206,6 +206,32 @@ def test_weights_used_twice_are_counted_once():
     assert [t.bytes for t in ours] == [4 * WIDTH * WIDTH]
 
 
+def test_what_a_library_costs_is_on_the_users_line_too():
+    from transformers.activations import NewGELUActivation
+
+    first, activation = nn.Linear(WIDTH, HIDDEN), NewGELUActivation()
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    x = torch.randn(BATCH, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        hidden = first(x)
+        activation(hidden).mean().backward()
+        optimizer.step()
+
+    profile = legroom.profile(step)
+    library = [use for use in profile.lines if not use.is_user]
+    callers = [use for use in profile.lines if use.called_peak_bytes]
+    assert {use.file for use in library} == {"transformers/activations.py"}
+    (caller,) = callers
+    assert caller.is_user
+    assert caller.function == "step"
+    assert caller.called_stash_bytes == sum(use.stash_bytes for use in library) > 0
+    assert caller.called_peak_bytes == sum(use.peak_bytes for use in library)
+    spent = sum(use.forward_ms + use.backward_ms for use in library)
+    assert caller.called_ms == pytest.approx(spent, abs=1e-3)
+
+
 def test_nothing_stays_installed():
     def state():
         from torch.nn.modules import module

@@ -37,7 +37,7 @@ const source = {
   largest: {},
 
   start() {
-    for (const key of ["stash_bytes", "peak_bytes", "forward_ms", "backward_ms", "optimizer_ms"]) {
+    for (const key of ["stash_bytes", "peak_bytes", "forward_ms", "backward_ms", "optimizer_ms", "called_peak_bytes", "called_ms"]) {
       this.largest[key] = Math.max(...data.lines.map((use) => use[key]), 0);
     }
     this.files = [...linesByFile].map(([file, uses]) => {
@@ -84,6 +84,12 @@ const source = {
       ["backward_ms", "Backward", "time in the backward of what this line did", "time"],
     ];
     if ([...entry.uses.values()].some((use) => use.optimizer_ms > 0)) columns.push(["optimizer_ms", "Optimizer", "time in the optimizer's step", "time"]);
+    if ([...entry.uses.values()].some((use) => use.called_peak_bytes > 0 || use.called_ms > 0)) {
+      columns.push(
+        ["called_peak_bytes", "Calls, peak", "alive at the peak because of lines of libraries that this line calls", "bytes"],
+        ["called_ms", "Calls, time", "time in lines of libraries that this line calls, backward included", "time"],
+      );
+    }
     const body = el("tbody");
     const head = el("tr", {}, ...columns.map(([, title, hint]) => el("th", { scope: "col", class: "num", title: hint }, title)),
       el("th", { scope: "col", class: "gutter" }, "Line"), el("th", { scope: "col", title: file }, file));
@@ -139,7 +145,7 @@ const source = {
     const attributes = { "data-line": line, class: use ? undefined : "is-quiet" };
     const cells = columns.map(([key, , , heat]) => {
       const value = use ? use[key] : 0;
-      if (use) attributes[`data-${key.replace("_", "-")}`] = value;
+      if (use) attributes[`data-${key.replaceAll("_", "-")}`] = value;
       if (!value) return el("td", { class: "heat" });
       const percent = Math.round(5 + 60 * Math.sqrt(value / this.largest[key]));
       return el("td", { class: "heat num", style: `background:color-mix(in srgb, var(--heat-${heat}) ${percent}%, transparent)` }, heat === "bytes" ? formatBytes(value) : formatMs(value));
