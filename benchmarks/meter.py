@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks import cases
 
@@ -49,30 +50,33 @@ def measure_profile(name: str) -> dict[str, Any]:
 
 def measure_truth(name: str) -> dict[str, Any]:
     """The allocator's own count, watched since before the model existed."""
-    from torch.profiler import ProfilerActivity, record_function
-
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         case = cases.build(name)
         for _ in range(WARMUP_STEPS):
             case.step()
         with record_function("measured step"):
             case.step()
-    tree = profiler.profiler.kineto_results.experimental_event_tree()
-    flat, pending = [], list(tree)
+    return {"peak_bytes": allocator_peak_bytes(profiler, within="measured step")}
+
+
+def allocator_peak_bytes(profiler: torch.profiler.profile, *, within: str) -> int:
+    """The highest running sum of the allocator's events within the event of that name."""
+    events, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())
     while pending:
         event = pending.pop()
-        flat.append(event)
+        events.append(event)
         pending.extend(event.children)
-    measured = next(event for event in flat if event.name == "measured step")
+    events.sort(key=lambda event: event.start_time_ns)
+    measured = next(event for event in events if event.name == within)
     allocation = torch._C._profiler._EventType.Allocation
-    total = peak = 0
-    for event in sorted(flat, key=lambda each: each.start_time_ns):
+    total_bytes = peak_bytes = 0
+    for event in events:
         kind, fields = event.typed
         if kind == allocation:
-            total += fields.alloc_size
+            total_bytes += fields.alloc_size
         if measured.start_time_ns <= event.start_time_ns <= measured.end_time_ns:
-            peak = max(peak, total)
-    return {"peak_bytes": peak}
+            peak_bytes = max(peak_bytes, total_bytes)
+    return peak_bytes
 
 
 def measure_memtracker(name: str) -> dict[str, Any]:

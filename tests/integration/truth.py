@@ -10,28 +10,9 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
+from benchmarks.meter import allocator_peak_bytes
 from legroom import profile
 from tests.integration.training_steps import STEPS
-
-
-def allocator_peak(profiler):
-    """The allocator's highest count within the event called "measured"."""
-    flat, pending = [], list(profiler.profiler.kineto_results.experimental_event_tree())
-    while pending:
-        event = pending.pop()
-        flat.append(event)
-        pending.extend(event.children)
-    flat.sort(key=lambda event: event.start_time_ns)
-    measured = next(event for event in flat if event.name == "measured")
-    allocation = torch._C._profiler._EventType.Allocation
-    total = peak = 0
-    for event in flat:
-        kind, fields = event.typed
-        if kind == allocation:
-            total += fields.alloc_size
-        if measured.start_time_ns <= event.start_time_ns <= measured.end_time_ns:
-            peak = max(peak, total)
-    return peak
 
 
 def compare(name):
@@ -48,7 +29,7 @@ def compare(name):
     result = profile(step, warmup=0)
     return {
         "name": name,
-        "truth_bytes": before_bytes + allocator_peak(profiler),
+        "truth_bytes": before_bytes + allocator_peak_bytes(profiler, within="measured"),
         "peak_bytes": result.peak_bytes,
         "kinds": result.kinds,
         "num_unbalanced": sum(sum(m.kinds.values()) != m.total_bytes for m in result.timeline),
