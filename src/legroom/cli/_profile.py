@@ -86,27 +86,35 @@ def profile_command(
 
 
 def _deliver(profile: Profile, json_path: str | None, html_path: str | None, num_rows: int) -> None:
-    console = Console(stderr=json_path == "-", width=None if sys.stdout.isatty() else 120)
+    """Save the files, then print: a terminal that is gone must not cost a measurement."""
+    is_piped = json_path == "-"
+    saved = []
+    if json_path is not None and not is_piped:
+        saved.append(_save(profile.save, json_path))
+    if html_path is not None:
+        saved.append(_save(lambda path: write_html(profile, path), html_path))
+    console = Console(stderr=is_piped, width=None if sys.stdout.isatty() else 120)
     print_profile(profile, console, num_rows=num_rows)
-    if json_path == "-":
+    for error in saved:
+        if error is not None:
+            raise error
+    for path in (json_path, html_path):
+        if path is not None and path != "-":
+            console.print(f"wrote {path}", highlight=False, style="dim")
+    if is_piped:
         json.dump(profile.to_json(), sys.stdout)
         print()
-    elif json_path is not None:
-        _save(profile.save, json_path, console)
-    if html_path is not None:
-        _save(lambda path: write_html(profile, path), html_path, console)
 
 
-def _save(write: Callable[[str], None], path: str, console: Console) -> None:
+def _save(write: Callable[[str], None], path: str) -> OutputError | None:
     """Write a file; if that fails now, write it where there is room, and say so."""
     try:
         write(path)
     except OutputError as error:
-        folder = Path(tempfile.mkdtemp(prefix="legroom-"))
-        refuge = str(folder / Path(path).name)
+        refuge = str(Path(tempfile.mkdtemp(prefix="legroom-")) / Path(path).name)
         write(refuge)
-        raise OutputError(f"{error}; it is saved as {refuge!r} instead") from error
-    console.print(f"wrote {path}", highlight=False, style="dim")
+        return OutputError(f"{error}; it is saved as {refuge!r} instead")
+    return None
 
 
 def check_writable(path: str) -> None:

@@ -119,6 +119,10 @@ def take_opening_balance(
     return OpeningBalance(tuple(storages), foreign, tuple(watches))
 
 
+_WITHOUT_MEMORY = frozenset({"FakeTensor", "FunctionalTensor"})
+"""Tensor classes of torch.compile that say where they would be and are nowhere."""
+
+
 def storages_of(
     tensor: torch.Tensor, device: torch.device
 ) -> list[tuple[torch.Tensor, torch.UntypedStorage]]:
@@ -127,7 +131,7 @@ def storages_of(
     One for a dense tensor, one per component for a sparse one; none for fake, meta and opaque
     tensors.
     """
-    if tensor.device.type != device.type:
+    if tensor.device.type != device.type or type(tensor).__name__ in _WITHOUT_MEMORY:
         return []
     if device.index is not None and tensor.device.index not in (None, device.index):
         return []

@@ -178,7 +178,8 @@ def _print_findings(profile: Profile, console: Console, num_rows: int) -> None:
         share = format_share(finding.bytes, profile.peak_bytes)
         console.print(f"  [bold]{size}[/bold] ({share}) {escape(finding.title)}", highlight=False)
         where = place(finding.file, finding.line, finding.module)
-        console.print(f"    [dim]{escape(where)}[/dim]: {escape(finding.detail)}", highlight=False)
+        where = f"[dim]{escape(where)}[/dim]: " if where else ""
+        console.print(f"    {where}{escape(finding.detail)}", highlight=False)
         console.print(f"    try: {escape(finding.remedy)}", highlight=False)
 
 
