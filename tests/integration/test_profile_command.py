@@ -52,9 +52,9 @@ def loop(folder, middle="pass"):
     ("script", "module", "phases"),
     [
         ("trainer.py", "transformer.h.0.mlp.act", {"forward", "loss", "backward", "optimizer"}),
-        ("lightning_module.py", "0", {"forward", "loss", "backward", "optimizer"}),
+        ("lightning_module.py", "net.0", {"forward", "loss", "backward", "optimizer"}),
         ("character_gpt.py", "h.0.attn", {"forward", "loss", "backward", "optimizer"}),
-        ("gan.py", "Sequential.0", {"forward", "loss", "backward", "optimizer"}),
+        ("gan.py", "Sequential_1.0", {"forward", "loss", "backward", "optimizer"}),
         ("distributed_data.py", "module.0", {"forward", "loss", "backward", "optimizer"}),
         ("compiled.py", None, {"forward", "backward", "optimizer"}),
     ],
@@ -113,11 +113,67 @@ def test_several_steps_are_recorded(tmp_path):
     assert len(json.loads((tmp_path / "out.json").read_text())["steps"]) == 3
 
 
-def test_json_to_stdout_leaves_the_table_to_stderr(tmp_path):
-    script = write(tmp_path, LOOP.replace("{middle}", "pass").replace('print("step", number)', ""))
-    result = run("profile", "--json", "-", script, 8, cwd=tmp_path)
+def test_json_to_stdout_leaves_everything_else_to_stderr(tmp_path):
+    result = run("profile", "--json", "-", loop(tmp_path), 8, cwd=tmp_path)
     assert json.loads(result.stdout)["schema"] == "legroom.profile/1"
     assert "Memory at the peak" in result.stderr
+    assert "step 1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [
+        "type('Tee', (), {'write': lambda s, t: None, 'flush': lambda s: None})()",
+        "open('log', 'w')",
+    ],
+)
+def test_a_script_that_replaces_stdout_keeps_its_report(tmp_path, replacement):
+    script = loop(tmp_path, f"setattr(sys, 'stdout', {replacement})")
+    result = run("profile", script, 8, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Memory at the peak" in result.stdout
+
+
+def test_file_is_absolute_as_without_legroom(tmp_path):
+    script = loop(tmp_path, "__import__('os').chdir('/'); assert __file__.startswith('/')")
+    result = run("profile", "--json", "out.json", script, 8, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert any(file.endswith("train.py") for file in data["sources"])
+
+
+def test_training_on_a_thread_stops_without_a_word(tmp_path):
+    loop(tmp_path)
+    script = write(
+        tmp_path,
+        """
+        import runpy, threading
+        trainer = threading.Thread(target=lambda: runpy.run_path("train.py"))
+        trainer.start()
+        trainer.join()
+        """,
+        "threaded.py",
+    )
+    result = run("profile", "--json", "out.json", script, 8, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["kinds"]["stash"] > 0
+
+
+def test_the_model_can_be_dropped_after_recording(tmp_path):
+    script = write(
+        tmp_path,
+        LOOP.replace("{middle}", "pass")
+        + """
+    import gc, weakref
+    gone = weakref.ref(net)
+    del net, optimizer, loss
+    gc.collect()
+    print("dropped", gone() is None)
+""",
+    )
+    result = run("profile", "--continue", script, 6, cwd=tmp_path)
+    assert "dropped True" in result.stdout
 
 
 def test_a_saved_profile_shows_the_same_again(tmp_path):
@@ -296,6 +352,7 @@ def test_an_output_that_fails_at_the_end_is_saved_elsewhere(tmp_path):
     [
         (("profile", "--steps", "0", "train.py"), "steps must be at least 1"),
         (("profile", "--device", "tpu9", "train.py"), "'tpu9' is not a device"),
+        (("profile", "--device", "mps", "train.py"), "device 'mps' cannot be accounted for yet"),
         (("show", "train.py"), "is not JSON"),
         (("show", "gone.json"), "cannot read 'gone.json'"),
         (("profile", "-m", "no_such_module"), "module 'no_such_module' does not exist"),

@@ -3,6 +3,10 @@
 Each entry builds its model and optimizer when called and returns a function that does one step.
 """
 
+import gc
+import threading
+import warnings
+
 import numpy as np
 import torch
 from torch import nn
@@ -230,6 +234,95 @@ def update_in_backward():
     return lambda: net(x).pow(2).mean().backward()
 
 
+def per_sample_gradients():
+    net, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(64, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    parameters = dict(net.named_parameters())
+
+    def loss(weights, sample):
+        return torch.func.functional_call(net, weights, (sample,)).pow(2).mean()
+
+    def step():
+        optimizer.zero_grad()
+        weights = {name: value.detach() for name, value in parameters.items()}
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+        for name, value in parameters.items():
+            value.grad = each[name].mean(0)
+        net(x).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def stale_views():
+    net, x = nn.Linear(64, 64), torch.randn(512, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    held = []
+
+    def step():
+        optimizer.zero_grad()
+        hidden = net(x)
+        held[:] = hidden.chunk(2, 1)
+        hidden.mul_(2)
+        hidden.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def nested_tensor_alive():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)])
+    inner = plain()
+
+    def step():
+        assert nested.is_nested
+        inner()
+
+    return step
+
+
+def exported_to_numpy():
+    net, x = block(), torch.randn(512, 64)
+    inner = usual_step(net, x)
+
+    def step():
+        inner()
+        net[0].weight.detach().numpy().mean()
+
+    return step
+
+
+def frozen_heap():
+    inner = plain()
+
+    def step():
+        inner()
+        gc.freeze()
+
+    return step
+
+
+def graph_before_the_first_module():
+    weight, net = nn.Parameter(torch.randn(64, 64)), block()
+    optimizer = torch.optim.SGD([weight, *net.parameters()], lr=0.1)
+    return usual_step(lambda x: net(torch.tanh(x @ weight)), torch.randn(512, 64), optimizer)
+
+
+def modules_on_another_thread():
+    inner = plain()
+    other = nn.Sequential(nn.Tanh(), nn.Sequential(nn.ReLU(), nn.Sigmoid()))
+
+    def step():
+        worker = threading.Thread(target=lambda: [other(torch.ones(1)) for _ in range(200)])
+        worker.start()
+        inner()
+        worker.join()
+
+    return step
+
+
 def foreach_optimizer():
     net = block()
     return usual_step(net, torch.randn(8, 64), torch.optim.AdamW(net.parameters(), foreach=True))
@@ -242,6 +335,8 @@ STEPS = {
         autocast, lstm, gru, scripted, sparse_embedding, numpy_inputs, custom_function,
         accumulation, kept_graph, transformer_encoder, offloaded, under_a_device,
         in_place_convolutions, tied_weights, frozen_half, update_in_backward,
-        foreach_optimizer, compiled,  # compiled last: from then on there are no lines
+        foreach_optimizer, per_sample_gradients, stale_views, nested_tensor_alive,
+        exported_to_numpy, graph_before_the_first_module, modules_on_another_thread, frozen_heap,
+        compiled,  # compiled last: from then on there are no lines
     )
 }  # fmt: skip

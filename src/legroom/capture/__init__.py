@@ -4,7 +4,7 @@ In comes a path to a script or a running loop; out come the moments that matter 
 backward pass begins) and the source line and module that each operation belongs to.
 """
 
-from legroom.capture._autograd import SavedTensor, observe_backward, saved_tensors
+from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder
@@ -18,6 +18,7 @@ __all__ = [
     "SiteTable",
     "StepFinder",
     "StopScript",
+    "graph_of",
     "is_model_code",
     "is_user_code",
     "observe_backward",

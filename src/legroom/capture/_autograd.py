@@ -8,6 +8,7 @@ checkpointed block is not run again and offloaded tensors do not come back.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from legroom.errors import TorchInterfaceError
 
 _TESTED = "2.13.0"
-_RAW_FIELDS: dict[type, tuple[str, ...]] = {}
+_RAW_FIELDS: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,17 @@ class SavedTensor:
     tensor: torch.Tensor
 
 
+def graph_of(tensor: torch.Tensor) -> Any:
+    """The node that made the tensor; None if it is a leaf, or a view that was written over.
+
+    PyTorch refuses to say for views whose base was changed in a way that autograd cannot follow.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set[str]]:
     """Every tensor kept by the graphs of `roots`, and names of nodes that cannot be looked into.
 
@@ -44,7 +56,7 @@ def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set
     """
     saved: list[SavedTensor] = []
     opaque: set[str] = set()
-    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
+    pending = [node for root in roots if (node := graph_of(root)) is not None]
     seen = set()
     while pending:
         node = pending.pop()

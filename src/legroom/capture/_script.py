@@ -10,6 +10,7 @@ import importlib.util
 import os
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,13 @@ class Script:
         try:
             with _as_main(self):
                 found = importlib.util.find_spec(self.target)
-        except (ImportError, ValueError):
+        except ModuleNotFoundError as error:
+            # Somebody else's missing module is the script's own failure, and is shown as such.
+            if not error.name or not f"{self.target}.".startswith(f"{error.name}."):
+                return
             found = None
+        except Exception:
+            return
         if found is None:
             raise UsageError(
                 f"module {self.target!r} does not exist (looked in {os.getcwd()!r} and among the "
@@ -111,7 +117,8 @@ def run_script(script: Script) -> ScriptOutcome:
             if script.is_module:
                 runpy.run_module(script.target, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(script.target, run_name="__main__")
+                # As Python itself does: __file__ is absolute, sys.argv[0] is as typed.
+                runpy.run_path(os.path.abspath(script.target), run_name="__main__")
         except StopScript:
             return ScriptOutcome(error=None, was_stopped=True)
         except SystemExit as error:
@@ -124,7 +131,14 @@ def run_script(script: Script) -> ScriptOutcome:
 
 @contextmanager
 def _as_main(script: Script) -> Iterator[None]:
-    argv, path = sys.argv, list(sys.path)
+    argv, path, streams = sys.argv, list(sys.path), (sys.stdout, sys.stderr)
+    complain = threading.excepthook
+
+    def complain_unless_stopped(failure: threading.ExceptHookArgs) -> None:
+        if not issubclass(failure.exc_type, StopScript):
+            complain(failure)
+
+    threading.excepthook = complain_unless_stopped
     folder = os.getcwd() if script.is_module else str(Path(script.target).resolve().parent)
     sys.argv = [script.target, *script.arguments]
     sys.path.insert(0, folder)
@@ -133,6 +147,8 @@ def _as_main(script: Script) -> Iterator[None]:
     finally:
         sys.argv = argv
         sys.path[:] = path
+        sys.stdout, sys.stderr = streams
+        threading.excepthook = complain
 
 
 def _leave_out_legroom(report: traceback.TracebackException) -> None:

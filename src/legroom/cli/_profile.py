@@ -41,7 +41,13 @@ from legroom.report import print_profile, write_html
 @click.option(
     "--device", metavar="NAME", help="Whose memory to account for: cpu, cuda:0. [default: in use]"
 )
-@click.option("--rows", default=10, show_default=True, help="Rows in the tables of lines.")
+@click.option(
+    "--rows",
+    default=10,
+    type=click.IntRange(min=1),
+    show_default=True,
+    help="Rows in the tables of lines.",
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def profile_command(
@@ -75,7 +81,9 @@ def profile_command(
     for path in (json_path, html_path):
         if path not in (None, "-"):
             check_writable(str(path))
-    with progress_on_stderr() as on_progress:
+    # With the profile on stdout, what the script prints must not be there too.
+    quiet = contextlib.redirect_stdout(sys.stderr) if json_path == "-" else contextlib.nullcontext()
+    with progress_on_stderr() as on_progress, quiet:
         result = profile_script(target, options, runs_to_end=runs_to_end, on_progress=on_progress)
     if result.traceback:
         print(result.traceback, file=sys.stderr, end="")
@@ -143,6 +151,8 @@ def _checked(device: str | None) -> str | None:
         kind = torch.device(device).type
     except RuntimeError:
         raise UsageError(f"{device!r} is not a device; write cpu or cuda:0") from None
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} cannot be accounted for yet; write cpu or cuda:0")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device {device!r} was asked for, but this PyTorch sees no CUDA device")
     return device

@@ -13,7 +13,13 @@ from legroom.report import print_profile, write_html
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--html", "html_path", metavar="FILE", help="Write a page that opens offline.")
-@click.option("--rows", default=10, show_default=True, help="Rows in the tables of lines.")
+@click.option(
+    "--rows",
+    default=10,
+    type=click.IntRange(min=1),
+    show_default=True,
+    help="Rows in the tables of lines.",
+)
 @click.argument("file")
 def show_command(*, html_path: str | None, rows: int, file: str) -> None:
     """Show a profile that `legroom profile --json FILE` saved.

@@ -99,6 +99,21 @@ class EventStream:
     operations: list[Operation] = field(default_factory=list)
     allocations: list[AllocatorEvent] = field(default_factory=list)
 
+    def makers(self) -> dict[int, int]:
+        """For each autograd node's number, the index of the operation that made it.
+
+        Operations before the maker may bear the number too: it is the next to be given out. The
+        call of a node inside the engine's evaluation of it bears it again.
+        """
+        found: dict[int, int] = {}
+        for op in self.operations:
+            if op.sequence < 0 or op.node:
+                continue
+            around = self.operations[op.parent] if op.parent >= 0 else None
+            if around is None or not around.node or around.sequence != op.sequence:
+                found[op.sequence] = op.index
+        return found
+
     def ancestors(self, index: int) -> list[Operation]:
         """The operation at `index` and everything around it, innermost first."""
         chain = []

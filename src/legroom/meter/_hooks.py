@@ -8,7 +8,8 @@ the very peak that is being measured; a function mode sits above autograd and ch
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,17 +53,24 @@ _LOSSES_BY_OTHER_NAMES = frozenset(
 )
 
 
-class ModuleNames:
-    """Paths of modules, by the outermost module they are called from.
+def _transform_is_running() -> bool:
+    """Whether this is inside torch.func's vmap, grad or another of its transforms."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
-    With one outermost module, paths are as in its `named_modules()`; further ones are prefixed
-    with their class name, so that a generator and a critic do not collide.
+
+class ModuleNames:
+    """Paths of modules, as their outermost owner's `named_modules()` has them.
+
+    A module that is called on its own but belongs to another (`model.encoder(x)`) is named within
+    that one. With several owners, the further ones are prefixed with their class name, so that a
+    generator and a critic do not collide.
     """
 
     def __init__(self) -> None:
         self._path: dict[int, str] = {}
         self._roots: list[nn.Module] = []
         self._prefixes: set[str] = set()
+        self._parent: dict[int, nn.Module] = {}
         self.class_of: dict[str, str] = {}
 
     @property
@@ -70,19 +78,30 @@ class ModuleNames:
         """The outermost modules seen so far."""
         return tuple(self._roots)
 
-    def add_root(self, root: nn.Module) -> None:
-        """Name a module that is called from outside every known one, and all that it holds."""
-        if id(root) in self._path:
+    def learn_owners(self, modules: Iterable[nn.Module]) -> None:
+        """Note which module belongs to which."""
+        for module in modules:
+            for child in (vars(module).get("_modules") or {}).values():
+                if child is not None:
+                    self._parent.setdefault(id(child), module)
+
+    def add_root(self, module: nn.Module) -> None:
+        """Name a module that is called from outside every known one, its owner and all it holds."""
+        if id(module) in self._path:
             return
+        root, seen = module, {id(module)}
+        while (owner := self._parent.get(id(root))) is not None and id(owner) not in seen:
+            root = owner
+            seen.add(id(owner))
         prefix = "" if not self._roots else type(root).__name__
-        if prefix in self._prefixes and prefix:
+        if prefix in self._prefixes:
             prefix = f"{prefix}_{len(self._roots)}"
-        self._prefixes.add(prefix)
+        self._prefixes |= {prefix, type(root).__name__}
         self._roots.append(root)
-        for name, module in root.named_modules(remove_duplicate=True):
+        for name, each in root.named_modules(remove_duplicate=True):
             path = ".".join(part for part in (prefix, name) if part) or type(root).__name__
-            self._path.setdefault(id(module), path)
-            self.class_of.setdefault(path, type(module).__name__)
+            self._path.setdefault(id(each), path)
+            self.class_of.setdefault(path, type(each).__name__)
 
     def path(self, module: nn.Module) -> str:
         """The module's path; its class name if it hangs on no known root."""
@@ -114,11 +133,14 @@ class _LineMode(TorchFunctionMode):
         self._here = sites.here
         self._module = current_module
         self._losses = _loss_functions()
+        self.saw_transform = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _QUIET:
             return func(*args, **(kwargs or {}))
+        if _transform_is_running():
+            self.saw_transform = True
         tag = Tag.LOSS if name in self._losses else Tag.SITE
         with open_scope(tag, self._here(self._module())):
             return func(*args, **(kwargs or {}))
@@ -131,7 +153,13 @@ class LineHooks:
         self._sites = sites
         self._names = names
         self._stack: list[tuple[nn.Module, str, Any]] = []
+        self._thread = 0
         self._mode = _LineMode(sites, self.current_module)
+
+    @property
+    def saw_transform(self) -> bool:
+        """Whether a transform of torch.func was seen at work."""
+        return self._mode.saw_transform
 
     def current_module(self) -> str:
         """Path of the innermost module that is running; `""` outside all of them."""
@@ -139,7 +167,8 @@ class LineHooks:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have the hooks on while the context is open."""
+        """Have the hooks on while the context is open, for modules that run on this thread."""
+        self._thread = threading.get_ident()
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -168,6 +197,9 @@ class LineHooks:
             yield
 
     def _enter(self, module: nn.Module, args: object) -> None:
+        # Global hooks fire on every thread; scopes nest within one.
+        if threading.get_ident() != self._thread:
+            return
         if not self._stack:
             self._names.add_root(module)
         path = self._names.path(module)
@@ -177,6 +209,8 @@ class LineHooks:
         self._stack.append((module, path, scope))
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        if threading.get_ident() != self._thread:
+            return
         # A forward hook of the user's that raised may have skipped ours: unwind to this module.
         while any(entered is module for entered, _, _ in self._stack):
             inner, _, scope = self._stack.pop()

@@ -67,6 +67,7 @@ class Block:
         first_use: Index of the first operation that read it; -1 if none did.
         last_use: Index of the last one.
         owner: Identity of the parameter it is, or belongs to; 0 if none.
+        keepers: Who keeps it for backward, each once, in the order in which they were seen.
     """
 
     index: int
@@ -84,7 +85,7 @@ class Block:
     last_use: int = -1
     owner: int = 0
     suffix: str = ""
-    keepers: list[Keeper] = field(default_factory=list)
+    keepers: dict[Keeper, None] = field(default_factory=dict)
 
     def lives_at(self, time_ns: int) -> bool:
         """Whether it is alive just after that time."""
@@ -181,7 +182,7 @@ class _Sweep:
             block.kind = storage.kind
             block.shape, block.dtype = storage.shape, storage.dtype
             block.owner, block.suffix = storage.owner, storage.suffix
-            block.keepers += [Keeper(*keeper, sequence=-1) for keeper in storage.keepers]
+            block.keepers = {Keeper(*keeper, sequence=-1): None for keeper in storage.keepers}
         self.changes.clear()  # the opening balance is not a change
 
     def _add(self, address: int, num_bytes: int, time_ns: int) -> Block:
@@ -268,8 +269,7 @@ class _Sweep:
             return
         if seen.kind is Kind.STASH:
             keeper = Keeper(seen.node, seen.field, seen.sequence)
-            if keeper not in block.keepers:
-                block.keepers.append(keeper)
+            block.keepers[keeper] = None
         if block.is_opening and block.kind is not Kind.INPUTS:
             return
         if seen.kind is Kind.STASH and (block.kind is not None):

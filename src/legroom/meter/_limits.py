@@ -23,6 +23,17 @@ def find_limits(recording: Recording, ledger: Ledger, notes: tuple[str, ...]) ->
                 "no source lines and no module paths, and forward has no modules to show",
             )
         )
+    if recording.has_transforms:
+        limits.append(
+            Limit(
+                "torch.func",
+                "transforms of torch.func are in use, and PyTorch's profiler keeps their tensors "
+                "alive: the peak is too high; let the script train a step more"
+                if recording.has_inputs
+                else "transforms of torch.func are in use: recorded without what operations read, "
+                "so lines of weights and tensors that a checkpoint holds are not told apart",
+            )
+        )
     if recording.opaque_nodes:
         names = ", ".join(sorted(recording.opaque_nodes)[:5])
         limits.append(
@@ -37,8 +48,8 @@ def find_limits(recording: Recording, ledger: Ledger, notes: tuple[str, ...]) ->
         limits.append(
             Limit(
                 "memory of others",
-                "tensors over memory that PyTorch did not allocate (NumPy arrays) "
-                "are in the process but not in the allocator's books",
+                "data over memory of NumPy's, or handed to NumPy with `.numpy()`: PyTorch does not "
+                "tell the two apart, and they are not in the books",
                 foreign_bytes,
             )
         )
@@ -47,8 +58,8 @@ def find_limits(recording: Recording, ledger: Ledger, notes: tuple[str, ...]) ->
             Limit(
                 "memory of unknown origin",
                 "operations read memory whose allocation was not seen: arrays of NumPy made within "
-                "the step, or buffers from before it that only C++ holds (DDP's buckets). It is "
-                "not in the books; it is at least as large as",
+                "the step, memory allocated on another thread, or buffers from before it that only "
+                "C++ holds (DDP's buckets). It is not in the books; it is at least as large as",
                 ledger.unknown_bytes,
             )
         )
@@ -65,7 +76,7 @@ def find_limits(recording: Recording, ledger: Ledger, notes: tuple[str, ...]) ->
         limits.append(
             Limit(
                 "untracked",
-                "blocks allocated outside every operation, on another thread or by a library",
+                "blocks allocated outside every operation",
                 untracked,
             )
         )

@@ -13,8 +13,10 @@ See Note [Opening balance].
 # 2. Found: tensors that Python's garbage collector tracks, their `.grad`, and what the graphs
 #    behind them keep. A tensor that only C++ holds is not found.
 # 3. Memory that PyTorch neither allocated nor mapped (NumPy arrays) is not in its events, so it
-#    is not in our books; its bytes are reported beside them. Such storages cannot be resized,
-#    which is how they are told apart. Shared memory is mapped by PyTorch and reported.
+#    is not in our books; its bytes are reported beside them. Such storages cannot be resized.
+#    Neither can PyTorch's own once `.numpy()` was called on them, so this is held against data
+#    only, not against weights, gradients, state and stash. Shared memory is mapped by PyTorch
+#    and reported.
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import saved_tensors
+from legroom.capture import graph_of, saved_tensors
 from legroom.meter._kinds import Kind
 
 
@@ -99,17 +102,17 @@ def take_opening_balance(
             if address in found or address in foreign:
                 continue
             is_shared = storage.is_shared()
-            if not storage.resizable() and not is_shared:
+            if kind is Kind.INPUTS and not storage.resizable() and not is_shared:
                 foreign[address] = storage.nbytes()
                 continue
             watches.append(weakref.finalize(storage, on_freed, address))
             watches[-1].atexit = False
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            shape, dtype = shape_and_dtype(tensor)
             found[address] = OpeningStorage(
                 address,
                 storage.nbytes(),
                 kind,
-                tuple(tensor.shape),
+                shape,
                 dtype,
                 owner,
                 suffix,
@@ -141,12 +144,15 @@ def storages_of(
             storage = part.untyped_storage()
             if storage.nbytes() and storage.data_ptr():
                 found.append((part, storage))
-        except (RuntimeError, NotImplementedError):  # functorch wrappers, lazy parameters
+        except (RuntimeError, NotImplementedError):  # functorch, lazy parameters, nested tensors
             continue
     return found
 
 
 def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.is_nested and tensor.layout is torch.strided:
+        sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
+        return tensor, sizes, strides, tensor._nested_tensor_storage_offsets()
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:
@@ -158,10 +164,16 @@ def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return ()
 
 
+def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    """Shape and type for people; a nested tensor has no one shape."""
+    shape = () if tensor.is_nested else tuple(tensor.shape)
+    return shape, str(tensor.dtype).removeprefix("torch.")
+
+
 def live_graph_tensors() -> list[torch.Tensor]:
     """Every live tensor that has an autograd graph behind it."""
-    tensors, _, _ = _scan_heap()
-    return [tensor for tensor in tensors if tensor.grad_fn is not None]
+    tensors, _, _ = scan_heap()
+    return [tensor for tensor in tensors if graph_of(tensor) is not None]
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -176,11 +188,11 @@ _Found = tuple[Kind, torch.Tensor, int, str, "tuple[str, str] | None"]
 
 def _live_tensors() -> Iterator[_Found]:
     """Live tensors, the most telling description of a storage first."""
-    tensors, modules, optimizers = _scan_heap()
+    tensors, modules, optimizers = scan_heap()
     for tensor in _weights(tensors, modules, optimizers):
         yield Kind.WEIGHTS, tensor, id(tensor), "", None
     for tensor in tensors:
-        gradient = tensor.grad if tensor.is_leaf else None
+        gradient = tensor.grad if tensor.requires_grad and graph_of(tensor) is None else None
         if gradient is not None:
             yield Kind.GRADIENTS, gradient, id(tensor), ".grad", None
     for optimizer in optimizers:
@@ -193,11 +205,12 @@ def _live_tensors() -> Iterator[_Found]:
         yield Kind.INPUTS, tensor, 0, "", None
 
 
-def _scan_heap() -> tuple[list[torch.Tensor], list[nn.Module], list[Optimizer]]:
+def scan_heap() -> tuple[list[torch.Tensor], list[nn.Module], list[Optimizer]]:
+    """Every live tensor, module and optimizer that Python's garbage collector knows of."""
     tensors: list[torch.Tensor] = []
     modules: list[nn.Module] = []
     optimizers: list[Optimizer] = []
-    for thing in gc.get_objects():
+    for thing in _all_objects():
         kind = type(thing)  # isinstance() would run __class__ of lazy proxies
         if issubclass(kind, torch.Tensor):
             tensors.append(thing)
@@ -206,6 +219,17 @@ def _scan_heap() -> tuple[list[torch.Tensor], list[nn.Module], list[Optimizer]]:
         elif issubclass(kind, Optimizer):
             optimizers.append(thing)
     return tensors, modules, optimizers
+
+
+def _all_objects() -> list[Any]:
+    """What the garbage collector tracks, what the program has frozen out of its sight included."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
 
 
 def _weights(

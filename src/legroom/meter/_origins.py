@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from legroom.meter._events import EventStream, Operation
+from legroom.meter._events import EventStream
 from legroom.meter._scopes import Tag
 
 NO_SITE = -1
@@ -57,7 +57,7 @@ class Origins:
 def find_origins(stream: EventStream) -> Origins:
     """The origin of everything in the stream."""
     origins: list[Origin] = []
-    maker: dict[int, int] = {}
+    maker = stream.makers()
     last_node = _UNKNOWN
     for op in stream.operations:
         around = origins[op.parent] if op.parent >= 0 else _UNKNOWN
@@ -77,19 +77,9 @@ def find_origins(stream: EventStream) -> Origins:
             origin = last_node if last_node.label else Origin(around.site, op.node, True)
         else:
             origin = around if around.label else _labelled(around, op.name)
-            if op.sequence >= 0 and not _is_node_itself(stream, op):
-                maker[op.sequence] = op.index
         origins.append(origin)
     return Origins(origins, maker)
 
 
 def _labelled(around: Origin, name: str) -> Origin:
     return Origin(around.site, name, around.is_backward, around.is_overhead)
-
-
-def _is_node_itself(stream: EventStream, op: Operation) -> bool:
-    """Whether this event is the call of the node around it, which bears the node's own number."""
-    if op.parent < 0:
-        return False
-    parent = stream.operations[op.parent]
-    return bool(parent.node) and parent.sequence == op.sequence

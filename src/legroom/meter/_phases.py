@@ -7,7 +7,7 @@ backward and the optimizer (clipping, unscaling) it belongs to the optimizer.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from legroom.meter._events import EventStream, Operation
@@ -42,11 +42,12 @@ class PhaseMap:
 def find_phases(stream: EventStream, start_ns: int, end_ns: int) -> PhaseMap:
     """The phases from `start_ns` to `end_ns`."""
     scopes = _outer_scopes(stream)
-    differentiable = [
-        op.start_ns
-        for op in stream.operations
-        if op.sequence >= 0 and not op.node and op.tag is None
-    ]
+    evaluated = {op.sequence for op in stream.operations if op.node}
+    differentiable = sorted(
+        stream.operations[index].start_ns
+        for sequence, index in stream.makers().items()
+        if sequence in evaluated
+    )
     intervals: list[Interval] = []
     position, previous = start_ns, Phase.OTHER
     for scope in scopes:
@@ -94,7 +95,8 @@ _PHASE_OF_TAG = {
 
 def _nested_ends(stream: EventStream, outer: Operation) -> list[int]:
     ends = []
-    for op in stream.operations[outer.index + 1 :]:
+    for index in range(outer.index + 1, len(stream.operations)):
+        op = stream.operations[index]
         if op.start_ns >= outer.end_ns:
             break
         if op.tag in (Tag.ROOT, Tag.BACKWARD):
@@ -113,13 +115,14 @@ def _between(
         return [Interval(Phase.FORWARD, start_ns, end_ns)]
     if after is Phase.OPTIMIZER and before in (Phase.BACKWARD, Phase.OPTIMIZER):
         return [Interval(Phase.OPTIMIZER, start_ns, end_ns)]
-    if after is Phase.BACKWARD:
-        # No module ran (functional code, compiled code, a penalty on a gradient): the graph
-        # begins with the first operation that autograd records.
+    if after in (Phase.FORWARD, Phase.BACKWARD):
+        # What no module does (functional code, compiled code, a penalty on a gradient) belongs to
+        # the graph from the first operation on that backward comes back to.
         index = bisect_right(differentiable, start_ns - 1)
         first = differentiable[index] if index < len(differentiable) else end_ns
         middle = min(max(first, start_ns), end_ns)
-        phase = Phase.LOSS if before is Phase.BACKWARD else Phase.FORWARD
+        is_penalty = before is Phase.BACKWARD and after is Phase.BACKWARD
+        phase = Phase.LOSS if is_penalty else Phase.FORWARD
         return [Interval(Phase.OTHER, start_ns, middle), Interval(phase, middle, end_ns)]
     return [Interval(Phase.OTHER, start_ns, end_ns)]
 
@@ -133,11 +136,13 @@ def _carve_losses(stream: EventStream, intervals: list[Interval]) -> list[Interv
         and not any(each.tag is Tag.BACKWARD for each in stream.ancestors(op.parent))
     ]
     carved: list[Interval] = []
+    starts = [op.start_ns for op in losses]
     for interval in intervals:
         position = interval.start_ns
         if interval.phase is Phase.FORWARD:
-            for op in losses:
-                if interval.start_ns <= op.start_ns and op.end_ns <= interval.end_ns:
+            first = bisect_left(starts, interval.start_ns)
+            for op in losses[first : bisect_left(starts, interval.end_ns)]:
+                if op.start_ns >= position and op.end_ns <= interval.end_ns:
                     carved.append(Interval(Phase.FORWARD, position, op.start_ns))
                     carved.append(Interval(Phase.LOSS, op.start_ns, op.end_ns))
                     position = op.end_ns

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from legroom.meter._kinds import Kind
 from legroom.meter._opening import (
     OpeningBalance,
     live_graph_tensors,
+    scan_heap,
+    shape_and_dtype,
     state_tensors,
     storages_of,
     take_opening_balance,
@@ -64,6 +67,8 @@ class Recording:
         module_classes: Class name of each module, by path.
         opaque_nodes: Autograd nodes that do not show what they keep.
         has_lines: Whether lines were recorded (not while compiled code runs).
+        has_inputs: Whether it was recorded what operations read.
+        has_transforms: Whether torch.func's transforms were at work.
     """
 
     device: torch.device
@@ -75,6 +80,8 @@ class Recording:
     module_classes: dict[str, str]
     opaque_nodes: frozenset[str]
     has_lines: bool
+    has_inputs: bool = True
+    has_transforms: bool = False
 
 
 class Recorder(AbstractTrainingObserver):
@@ -82,10 +89,13 @@ class Recorder(AbstractTrainingObserver):
 
     Args:
         device: Whose memory to account for.
+        with_inputs: Whether to record what operations read. PyTorch's profiler then keeps tensors
+            inside torch.func's transforms alive.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, with_inputs: bool = True) -> None:
         self._device = device
+        self._with_inputs = with_inputs
         self._sites = SiteTable()
         self._names = ModuleNames()
         self._hooks = LineHooks(self._sites, self._names)
@@ -95,12 +105,13 @@ class Recorder(AbstractTrainingObserver):
         self._optimizers: list[Any] = []
         self._opening = OpeningBalance(())
         self._has_lines = True
+        self._thread = 0
         self.is_active = False
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
-            activities=activities, profile_memory=True, record_shapes=True
+            activities=activities, profile_memory=True, record_shapes=with_inputs
         )
 
     def start(self) -> None:
@@ -111,12 +122,23 @@ class Recorder(AbstractTrainingObserver):
             # The allocator warns, once per process, when a block from before is released.
             del early
         self.is_active = True
-        self._has_lines = not _compiled_code_in_use()
-        with open_scope(Tag.OVERHEAD):
-            self._opening = take_opening_balance(self._device, on_freed=self._on_freed)
-        if self._has_lines:
-            self._installed.enter_context(self._hooks.installed())
+        self._thread = threading.get_ident()
+        try:
+            self._has_lines = not _compiled_code_in_use()
+            with open_scope(Tag.OVERHEAD):
+                self._opening = take_opening_balance(self._device, on_freed=self._on_freed)
+                self._names.learn_owners(scan_heap()[1])
+            if self._has_lines:
+                self._installed.enter_context(self._hooks.installed())
+        except BaseException:
+            self.stop()
+            raise
         mark(Tag.BOUNDARY)
+
+    @property
+    def is_distorted(self) -> bool:
+        """Whether recording itself kept memory alive, so that it should be done without inputs."""
+        return self._with_inputs and self._hooks.saw_transform
 
     def boundary(self) -> None:
         """A step ended."""
@@ -131,16 +153,19 @@ class Recorder(AbstractTrainingObserver):
         """
         if not self.is_active:
             return
-        if within_step:
-            with open_scope(Tag.OVERHEAD):
-                self._look_at_graph(tuple(live_graph_tensors()))
-        self.is_active = False
-        self._opening.close()
-        self._installed.close()
-        while self._optimizers:
-            self._optimizers.pop().__exit__(None, None, None)
-        with _quiet_stderr():
-            self._profiler.stop()
+        try:
+            if within_step:
+                with open_scope(Tag.OVERHEAD):
+                    self._look_at_graph(tuple(live_graph_tensors()))
+        finally:
+            # Whatever happens, the profiler must not outlive the recording.
+            self.is_active = False
+            self._opening.close()
+            self._installed.close()
+            while self._optimizers:
+                self._optimizers.pop().__exit__(None, None, None)
+            with _quiet_stderr():
+                self._profiler.stop()
 
     def recording(self) -> Recording:
         """What was seen between `start` and `stop`."""
@@ -154,18 +179,20 @@ class Recorder(AbstractTrainingObserver):
             module_classes=dict(self._names.class_of),
             opaque_nodes=frozenset(self._opaque),
             has_lines=self._has_lines,
+            has_inputs=self._with_inputs,
+            has_transforms=self._hooks.saw_transform,
         )
 
     def optimizer_starts(self, optimizer: Optimizer) -> None:
         """Open the optimizer's scope."""
-        if self.is_active:
+        if self._hears():
             scope = open_scope(Tag.OPTIMIZER, self._sites.here(""))
             scope.__enter__()
             self._optimizers.append(scope)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Close the optimizer's scope and look at its state."""
-        if not self.is_active or not self._optimizers:
+        if not self._hears() or not self._optimizers:
             return
         self._optimizers.pop().__exit__(None, None, None)
         with open_scope(Tag.OVERHEAD):
@@ -177,7 +204,7 @@ class Recorder(AbstractTrainingObserver):
     @contextlib.contextmanager
     def around_backward(self, roots: tuple[torch.Tensor, ...]) -> Iterator[None]:
         """Look at what the graph keeps, run backward in its scope, look at the gradients."""
-        if not self.is_active:
+        if not self._hears():
             yield
             return
         with open_scope(Tag.OVERHEAD):
@@ -188,6 +215,10 @@ class Recorder(AbstractTrainingObserver):
         if self.is_active:
             with open_scope(Tag.OVERHEAD):
                 self._look_at_gradients()
+
+    def _hears(self) -> bool:
+        """Whether this is the thread that is being recorded, and it still is."""
+        return self.is_active and threading.get_ident() == self._thread
 
     def _look_at_graph(self, roots: tuple[torch.Tensor, ...]) -> None:
         saved, opaque = saved_tensors(roots)
@@ -213,13 +244,7 @@ class Recorder(AbstractTrainingObserver):
 
     def _sightings(self, kind: Kind, tensor: torch.Tensor, **details: Any) -> list[Sighting]:
         return [
-            Sighting(
-                storage.data_ptr(),
-                kind,
-                tuple(part.shape),
-                str(part.dtype).removeprefix("torch."),
-                **details,
-            )
+            Sighting(storage.data_ptr(), kind, *shape_and_dtype(part), **details)
             for part, storage in storages_of(tensor, self._device)
         ]
 

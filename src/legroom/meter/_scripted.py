@@ -6,9 +6,10 @@ ended. A failure of the script is a result here, not an exception: what was meas
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from legroom.capture import Script, ScriptOutcome, StepFinder, StopScript, run_s
 from legroom.errors import LegroomError, NoTrainingError, ScriptError, ScriptInterruptedError
 from legroom.meter._profile import Profile
 from legroom.meter._session import ProfilingSession, SessionOptions
+from legroom.meter._tables import short_name
 from legroom.units import format_bytes
 
 
@@ -74,28 +76,49 @@ class _Run:
             on_progress=on_progress,
         )
         self._has_started = False
+        self._own_error: Exception | None = None
         self._profile: Profile | None = None
 
     def run(self) -> ScriptProfile:
         with self._finder.watching():
             outcome = run_script(self._script)
             self._session.halt(within_step=outcome.error is not None)
-        text, where = outcome.traceback, outcome.where
+        text, where = outcome.traceback, _short(outcome.where)
         if outcome.error is not None and outcome.error.__traceback__ is not None:
             # Its frames hold the tensors of the step that failed; we need room to work.
             traceback.clear_frames(outcome.error.__traceback__)
+        if self._own_error is not None:
+            raise self._own_error
         if self._profile is None and (outcome.error is not None or self._session.num_recorded):
             self._profile = self._session.finish(
-                self._script.command, is_complete=False, notes=self._notes(outcome)
+                self._script.command,
+                is_complete=outcome.error is None,
+                notes=self._notes(outcome),
             )
         error = self._explain(outcome, where)
         return ScriptProfile(self._profile, error, "" if _is_interrupt(outcome) else text)
 
     def _training_starts(self) -> None:
         self._has_started = True
-        self._session.training_starts()
+        with self._guarded():
+            self._session.training_starts()
 
     def _step_ends(self) -> None:
+        with self._guarded():
+            self._move_on()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Keep a failure of legroom's own out of the script: end it, and report it as ours."""
+        try:
+            yield
+        except Exception as error:
+            self._own_error = error
+            self._session.halt()
+            self._finder.retire()
+            raise StopScript from error
+
+    def _move_on(self) -> None:
         if not self._has_started:
             self._training_starts()  # no optimizer: the first backward has just ended
         if self._session.is_finished:
@@ -193,6 +216,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
     )
+
+
+def _short(place: str) -> str:
+    file, _, line = place.rpartition(":")
+    return f"{short_name(file)}:{line}" if file else ""
 
 
 def _is_interrupt(outcome: ScriptOutcome) -> bool:

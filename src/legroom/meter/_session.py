@@ -7,6 +7,7 @@ time and resident memory are what the recorded step is compared with.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from legroom.capture import AbstractTrainingObserver
 from legroom.errors import UsageError
 from legroom.meter._build import Surroundings, build_profile
 from legroom.meter._profile import Profile
-from legroom.meter._recorder import Recorder, profiler_is_running
+from legroom.meter._recorder import Recorder, Recording, profiler_is_running
 from legroom.meter._resident import (
     ResidentPeak,
     highest_resident_bytes,
@@ -74,6 +75,8 @@ class ProfilingSession:
         self._set_observer = set_observer
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._recorder: Recorder | None = None
+        self._distorted: Recording | None = None
+        self._is_warm = False
         self._before_bytes: int | None = None
         self._can_reset = False
         self._resident: ResidentPeak | None = None
@@ -89,14 +92,9 @@ class ProfilingSession:
         return self._recorded >= self._options.num_steps
 
     @property
-    def is_recording(self) -> bool:
-        """Whether a step is being recorded."""
-        return self._recorder is not None and self._recorder.is_active
-
-    @property
     def num_recorded(self) -> int:
         """Steps recorded to their end."""
-        return self._recorded
+        return self._recorded or int(self._distorted is not None)
 
     def training_starts(self) -> None:
         """Before the first step: note what the process holds."""
@@ -112,13 +110,20 @@ class ProfilingSession:
         """At every end of a step: move on."""
         now_ns = time.perf_counter_ns()
         self.num_steps_seen += 1
-        if self.is_recording:
-            assert self._recorder is not None
+        if self._recorder is not None and self._recorder.is_active:
             self._recorder.boundary()
+            if self._recorder.is_distorted:
+                self._recorder.stop()
+                # Only what was seen is kept: the profiler itself holds on to the tensors.
+                self._distorted, self._recorder = self._recorder.recording(), None
+                self._set_observer(AbstractTrainingObserver())
+                gc.collect()
+                self._start_recording(with_inputs=False)
+                return
             self._recorded += 1
             self._on_progress("recording", self._recorded, self._options.num_steps)
             return
-        if self._recorder is None:
+        if not self._is_warm:
             self._note_plain_step(now_ns)
             self._on_progress("warm-up", self.num_steps_seen, self._options.num_warmup)
             self.is_blocked = profiler_is_running()
@@ -143,14 +148,21 @@ class ProfilingSession:
             return None
         self.halt()
         self._on_progress("balancing the books", 0, 1)
+        # A distorted recording is better than none.
+        num_recorded = self.num_recorded
+        recording = None if self._recorded else self._distorted
+        recording = recording or self._recorder.recording()
+        # Let go of the recorder: it knows the model, which the program may want to drop.
+        self._recorder = self._distorted = None
+        self._set_observer(AbstractTrainingObserver())
         profile = build_profile(
-            self._recorder.recording(),
+            recording,
             Surroundings(
                 command=command,
                 step_ms=round(statistics.median(self._plain_ms), 4) if self._plain_ms else None,
                 resident_peak_bytes=self._resident.growth_bytes if self._resident else None,
                 resident_before_bytes=self._resident.before_bytes if self._resident else None,
-                is_complete=is_complete and self._recorded > 0,
+                is_complete=is_complete and num_recorded > 0,
                 notes=notes,
             ),
         )
@@ -165,8 +177,10 @@ class ProfilingSession:
         if self._can_reset and self._before_bytes is not None and highest is not None:
             self._resident = ResidentPeak(self._before_bytes, highest)
 
-    def _start_recording(self) -> None:
-        self._recorder = Recorder(_pick_device(self._options.device))
+    def _start_recording(self, *, with_inputs: bool = True) -> None:
+        self._is_warm = True
+        device = _pick_device(self._options.device)
+        self._recorder = Recorder(device, with_inputs=with_inputs)
         self._set_observer(self._recorder)
         self._on_progress("recording", 0, self._options.num_steps)
         self._recorder.start()

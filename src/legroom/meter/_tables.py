@@ -6,7 +6,9 @@ people want to read it. Nothing is measured here and nothing is drawn.
 
 from __future__ import annotations
 
+import itertools
 import os
+from bisect import bisect_left
 from collections import defaultdict
 
 from legroom.capture import Site, is_user_code
@@ -45,14 +47,16 @@ class _Times:
 def phase_spans(step: RecordedStep) -> tuple[PhaseSpan, ...]:
     """The phases of the step, in order, with the most that was alive in each."""
     spans = []
+    times = [moment.time_ns for moment in step.moments]
     for interval in step.ledger.phases.intervals:
         start_ns = max(interval.start_ns, step.start_ns)
         end_ns = min(interval.end_ns, step.end_ns)
         if end_ns <= start_ns:
             continue
-        inside = [m.total_bytes for m in step.moments if start_ns <= m.time_ns < end_ns]
-        before = [m.total_bytes for m in step.moments if m.time_ns < start_ns][-1:]
-        highest = max([*before, *inside], default=step.moments[0].total_bytes)
+        # From the last moment before the phase, whose total the phase begins with.
+        first = max(0, bisect_left(times, start_ns) - 1)
+        inside = step.moments[first : max(first + 1, bisect_left(times, end_ns))]
+        highest = max(moment.total_bytes for moment in inside)
         spans.append(PhaseSpan(interval.phase.value, step.ms(start_ns), step.ms(end_ns), highest))
     return tuple(spans)
 
@@ -240,7 +244,7 @@ def _keeps(step: RecordedStep, block: Block) -> tuple[Keep, ...]:
         why = "is read again in backward; a checkpoint, a hook or the script holds it"
         name = plain_name(reader.name)
         return (Keep(name, "", why, short_name(site.file), site.line, site.module),)
-    return tuple(_keep(step, keeper) for keeper in block.keepers[:_MOST_KEEPERS])
+    return tuple(_keep(step, keeper) for keeper in itertools.islice(block.keepers, _MOST_KEEPERS))
 
 
 def _keep(step: RecordedStep, keeper: Keeper) -> Keep:

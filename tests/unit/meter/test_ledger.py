@@ -108,7 +108,9 @@ def test_what_a_graph_keeps_is_stash_unless_it_is_data():
     seen = [Sighting(a, Kind.STASH, (1,), "uint8", node="MmBackward0") for a in (1, 2)]
     ledger = script.ledger(snapshots=[tuple(seen)])
     assert kinds_of(ledger) == [Kind.INPUTS, Kind.STASH]
-    assert [block.keepers[0].node for block in ledger.blocks] == ["MmBackward0"] * 2
+    assert [keeper.node for block in ledger.blocks for keeper in block.keepers] == [
+        "MmBackward0"
+    ] * 2
 
 
 def test_what_backward_reads_is_stash_whoever_holds_it():

@@ -16,6 +16,11 @@ def scope(script, tag, inside=lambda: None):
     script.end()
 
 
+def scope_of_node(script, sequence):
+    script.begin("evaluate", node="MmBackward0", sequence=sequence)
+    script.end()
+
+
 def test_a_usual_step_has_its_four_phases():
     script = Script()
     for tag in (Tag.ROOT, Tag.BACKWARD, Tag.OPTIMIZER):
@@ -59,10 +64,25 @@ def test_without_modules_forward_begins_with_the_graph():
     script = Script()
     script.begin("aten::randn")
     script.end()
-    script.begin("aten::mm", sequence=3)
-    script.end()
-    scope(script, Tag.BACKWARD)
-    assert phases(script) == ["other", "forward", "backward"]
+    for sequence in (3, 4):  # the first bears the number that the second's node gets
+        script.begin("aten::mm", sequence=sequence)
+        script.end()
+    scope(script, Tag.BACKWARD, lambda: scope_of_node(script, 4))
+    found = find_phases(script.stream, 0, script.now)
+    assert [i.phase.value for i in found.intervals] == ["other", "forward", "backward"]
+    assert found.intervals[1].start_ns == script.stream.operations[2].start_ns
+
+
+def test_what_precedes_the_first_module_is_forward_if_backward_returns_to_it():
+    script = Script()
+    for name, sequence in (("aten::randn", 3), ("aten::tanh", 3)):
+        script.begin(name, sequence=sequence)
+        script.end()
+    scope(script, Tag.ROOT)
+    scope(script, Tag.BACKWARD, lambda: scope_of_node(script, 3))
+    found = find_phases(script.stream, 0, script.now)
+    assert found.intervals[0].end_ns == script.stream.operations[1].start_ns
+    assert phases(script) == ["other", "forward", "loss", "backward"]
 
 
 def test_a_step_cut_short_after_forward_was_at_its_loss():

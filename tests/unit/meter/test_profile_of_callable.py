@@ -232,6 +232,35 @@ def test_what_a_library_costs_is_on_the_users_line_too():
     assert caller.called_ms == pytest.approx(spent, abs=1e-3)
 
 
+def test_modules_called_on_their_own_keep_their_names():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(BATCH, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        net.second(net.first(x).relu()).mean().backward()
+        optimizer.step()
+
+    profile = legroom.profile(step)
+    assert {"first", "second"} <= {use.path for use in profile.modules}
+    assert tensors(profile, name="first.weight", kind="weights")
+
+
+def test_what_precedes_the_first_module_is_stash():
+    weight, net = nn.Parameter(torch.randn(WIDTH, WIDTH)), Net()
+    optimizer = torch.optim.SGD([weight, *net.parameters()], lr=0.1)
+    x = torch.randn(BATCH, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.tanh(x @ weight)).mean().backward()
+        optimizer.step()
+
+    (activation,) = [t for t in legroom.profile(step).tensors if t.kernel == "tanh"]
+    assert activation.kind == "stash"
+
+
 def test_nothing_stays_installed():
     def state():
         from torch.nn.modules import module
@@ -280,7 +309,7 @@ def test_a_step_that_fails_raises_its_own_error():
 
 def test_numpy_memory_is_reported_beside_the_books():
     numpy = pytest.importorskip("numpy")
-    array = torch.from_numpy(numpy.zeros((256, 64), dtype="float32"))
+    array = torch.from_numpy(numpy.zeros((65_536, 64), dtype="float32"))
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -291,8 +320,8 @@ def test_numpy_memory_is_reported_beside_the_books():
 
     profile = legroom.profile(step)
     (limit,) = [limit for limit in profile.limits if limit.name == "memory of others"]
-    assert limit.bytes >= 256 * 64 * 4
-    assert not tensors(profile, shape=(256, 64), kind="inputs")
+    assert limit.bytes >= 65_536 * 64 * 4
+    assert not tensors(profile, shape=(65_536, 64), kind="inputs")
 
 
 def test_compiled_code_is_measured_and_its_limit_said():
