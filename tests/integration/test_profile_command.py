@@ -314,16 +314,21 @@ def test_an_interrupt_saves_what_was_measured(tmp_path):
     script = loop(
         tmp_path, "number == 2 and (print('waiting', flush=True), __import__('time').sleep(60))"
     )
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*LEGROOM, "profile", "--json", "out.json", script, "8"], cwd=tmp_path, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
-    )  # fmt: skip
-    for line in process.stdout:
-        if "waiting" in line:
-            break
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+        # A test run in the background ignores Ctrl-C, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:  # fmt: skip
+        try:
+            for line in process.stdout:
+                if "waiting" in line:
+                    break
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "train.py was interrupted in step 3 at train.py:9" in errors
     assert "Traceback" not in errors
