@@ -68,7 +68,7 @@ class Script:
             if not error.name or not f"{self.target}.".startswith(f"{error.name}."):
                 return
             found = None
-        except Exception:
+        except Exception:  # its package fails on import: running it will show how
             return
         if found is None:
             raise UsageError(

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from legroom.capture import Script
+from legroom.cli._options import rows_option
 from legroom.cli._progress import progress_on_stderr
 from legroom.errors import OutputError, UsageError
 from legroom.meter import Profile, SessionOptions, profile_script
@@ -41,13 +42,7 @@ from legroom.report import print_profile, write_html
 @click.option(
     "--device", metavar="NAME", help="Whose memory to account for: cpu, cuda:0. [default: in use]"
 )
-@click.option(
-    "--rows",
-    default=10,
-    type=click.IntRange(min=1),
-    show_default=True,
-    help="Rows in the tables of lines.",
-)
+@rows_option
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def profile_command(

@@ -7,19 +7,14 @@ import sys
 import click
 from rich.console import Console
 
+from legroom.cli._options import rows_option
 from legroom.meter import Profile
 from legroom.report import print_profile, write_html
 
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--html", "html_path", metavar="FILE", help="Write a page that opens offline.")
-@click.option(
-    "--rows",
-    default=10,
-    type=click.IntRange(min=1),
-    show_default=True,
-    help="Rows in the tables of lines.",
-)
+@rows_option
 @click.argument("file")
 def show_command(*, html_path: str | None, rows: int, file: str) -> None:
     """Show a profile that `legroom profile --json FILE` saved.

@@ -20,7 +20,7 @@ from legroom.meter._profile import (
     TensorUse,
 )
 from legroom.meter._recorder import Recorder
-from legroom.meter._scripted import ScriptProfile, is_out_of_memory, profile_script
+from legroom.meter._scripted import ScriptProfile, profile_script
 from legroom.meter._session import ProfilingSession, SessionOptions
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "Surroundings",
     "TensorUse",
     "build_profile",
-    "is_out_of_memory",
     "profile",
     "profile_script",
 ]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,15 @@ from torch.optim import Optimizer
 
 from legroom.capture import graph_of, saved_tensors
 from legroom.meter._kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """What was alive at one look. Drop it soon: it keeps everything in it alive."""
+
+    tensors: list[torch.Tensor]
+    modules: list[nn.Module]
+    optimizers: list[Optimizer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +93,14 @@ class OpeningBalance:
 
 
 def take_opening_balance(
-    device: torch.device, *, on_freed: Callable[[int], None]
+    heap: Heap, device: torch.device, *, on_freed: Callable[[int], None]
 ) -> OpeningBalance:
-    """Look at everything alive on `device`, and have `on_freed(address)` called when it dies.
-
-    Cost: one pass over all Python objects, about 0.1 s per million.
-    """
+    """Look at everything alive on `device`, and have `on_freed(address)` called when it dies."""
     found: dict[int, OpeningStorage] = {}
     foreign: dict[int, int] = {}
     keepers: dict[int, list[tuple[str, str]]] = defaultdict(list)
     watches: list[weakref.finalize[..., object]] = []
-    for kind, whole, owner, suffix, keeper in _live_tensors():
+    for kind, whole, owner, suffix, keeper in _live_tensors(heap):
         for tensor, storage in storages_of(whole, device):
             address = storage.data_ptr()
             if keeper is not None and keeper not in keepers[address]:
@@ -172,8 +178,7 @@ def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
 
 def live_graph_tensors() -> list[torch.Tensor]:
     """Every live tensor that has an autograd graph behind it."""
-    tensors, _, _ = scan_heap()
-    return [tensor for tensor in tensors if graph_of(tensor) is not None]
+    return [tensor for tensor in scan_heap().tensors if graph_of(tensor) is not None]
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -186,10 +191,10 @@ def state_tensors(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor, tor
 _Found = tuple[Kind, torch.Tensor, int, str, "tuple[str, str] | None"]
 
 
-def _live_tensors() -> Iterator[_Found]:
+def _live_tensors(heap: Heap) -> Iterator[_Found]:
     """Live tensors, the most telling description of a storage first."""
-    tensors, modules, optimizers = scan_heap()
-    for tensor in _weights(tensors, modules, optimizers):
+    tensors, optimizers = heap.tensors, heap.optimizers
+    for tensor in _weights(heap):
         yield Kind.WEIGHTS, tensor, id(tensor), "", None
     for tensor in tensors:
         gradient = tensor.grad if tensor.requires_grad and graph_of(tensor) is None else None
@@ -205,8 +210,11 @@ def _live_tensors() -> Iterator[_Found]:
         yield Kind.INPUTS, tensor, 0, "", None
 
 
-def scan_heap() -> tuple[list[torch.Tensor], list[nn.Module], list[Optimizer]]:
-    """Every live tensor, module and optimizer that Python's garbage collector knows of."""
+def scan_heap() -> Heap:
+    """Every live tensor, module and optimizer that Python's garbage collector knows of.
+
+    Cost: one pass over all Python objects, about 0.1 s per million.
+    """
     tensors: list[torch.Tensor] = []
     modules: list[nn.Module] = []
     optimizers: list[Optimizer] = []
@@ -218,7 +226,7 @@ def scan_heap() -> tuple[list[torch.Tensor], list[nn.Module], list[Optimizer]]:
             modules.append(thing)
         elif issubclass(kind, Optimizer):
             optimizers.append(thing)
-    return tensors, modules, optimizers
+    return Heap(tensors, modules, optimizers)
 
 
 def _all_objects() -> list[Any]:
@@ -232,17 +240,15 @@ def _all_objects() -> list[Any]:
         gc.freeze()
 
 
-def _weights(
-    tensors: Iterable[torch.Tensor], modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
-) -> Iterator[torch.Tensor]:
-    for module in modules:
+def _weights(heap: Heap) -> Iterator[torch.Tensor]:
+    for module in heap.modules:
         for table in ("_parameters", "_buffers"):
             owned = vars(module).get(table) or {}
             yield from (tensor for tensor in owned.values() if tensor is not None)
-    for optimizer in optimizers:
+    for optimizer in heap.optimizers:
         for group in vars(optimizer).get("param_groups", ()):
             yield from group["params"]
-    yield from (tensor for tensor in tensors if isinstance(tensor, nn.Parameter))
+    yield from (tensor for tensor in heap.tensors if isinstance(tensor, nn.Parameter))
 
 
 def _nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:

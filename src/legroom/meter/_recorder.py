@@ -126,8 +126,10 @@ class Recorder(AbstractTrainingObserver):
         try:
             self._has_lines = not _compiled_code_in_use()
             with open_scope(Tag.OVERHEAD):
-                self._opening = take_opening_balance(self._device, on_freed=self._on_freed)
-                self._names.learn_owners(scan_heap()[1])
+                heap = scan_heap()
+                self._opening = take_opening_balance(heap, self._device, on_freed=self._on_freed)
+                self._names.learn_owners(heap.modules)
+                del heap
             if self._has_lines:
                 self._installed.enter_context(self._hooks.installed())
         except BaseException:

@@ -195,7 +195,7 @@ class _Run:
             return ScriptInterruptedError(f"{name} was interrupted {step}{at}")
         if isinstance(error, SystemExit):
             return ScriptError(f"{name} exited with code {error.code!r} {step}")
-        if is_out_of_memory(error):
+        if _is_out_of_memory(error):
             hint = (
                 "the report shows what was alive; the largest lines are where to save"
                 if self._profile is not None
@@ -208,7 +208,7 @@ class _Run:
         return ScriptError(f"{name} failed {step}{at}: {type(error).__name__}: {error}")
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether the error says that memory ran out, on whatever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
