@@ -7,6 +7,7 @@ in). This is the only module that reads the profiler's private event tree.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,7 +138,7 @@ def read_events(profiler: torch.profiler.profile, device: torch.device) -> Event
         raise TorchInterfaceError(f"experimental_event_tree ({error})", tested="2.13.0") from None
     stream = EventStream()
     # Preorder over all threads; a stable sort by start time afterwards merges the threads.
-    stack = [(root, -1) for root in sorted(roots, key=lambda e: -e.start_time_ns)]
+    stack = [(root, -1) for root in reversed(sorted(roots, key=lambda e: e.start_time_ns))]
     kept: list[tuple[int, int, int, Any]] = []  # time, order, parent order, event
     while stack:
         event, parent = stack.pop()
@@ -165,7 +166,24 @@ def read_events(profiler: torch.profiler.profile, device: torch.device) -> Event
         inputs = _inputs(fields.inputs) if kind == torch_op else ()
         sequence = fields.sequence_number if kind == torch_op else -1
         _append(stream, event, index_of[parent], sequence, inputs)
+    stream.allocations = in_allocator_order(stream.allocations)
     return stream
+
+
+def in_allocator_order(allocations: list[AllocatorEvent]) -> list[AllocatorEvent]:
+    """The events as they happened, also where a coarse clock gives several the same time.
+
+    The allocator's running count tells: each event's total is the one before it plus its own
+    change. Where the counts do not chain (other threads, another device), the order stays.
+    """
+    ordered: list[AllocatorEvent] = []
+    for _, group in itertools.groupby(allocations, key=lambda event: event.time_ns):
+        tied = list(group)
+        while tied:
+            before = ordered[-1].total_bytes if ordered else None
+            following = (i for i, e in enumerate(tied) if e.total_bytes - e.delta_bytes == before)
+            ordered.append(tied.pop(next(following, 0)))
+    return ordered
 
 
 def _append(
