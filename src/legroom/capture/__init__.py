@@ -5,12 +5,20 @@ backward pass begins) and the source line and module that each operation belongs
 """
 
 from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
+from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
+from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder
 
 __all__ = [
+    "STATE",
     "AbstractTrainingObserver",
+    "Graph",
+    "Kind",
+    "NotCaptured",
+    "OperationInfo",
+    "Phase",
     "SavedTensor",
     "Script",
     "ScriptOutcome",
@@ -18,6 +26,7 @@ __all__ = [
     "SiteTable",
     "StepFinder",
     "StopScript",
+    "TensorInfo",
     "graph_of",
     "is_model_code",
     "is_user_code",

@@ -3,9 +3,9 @@
 In goes a running training loop; out comes a `Profile`.
 """
 
+from legroom.capture import STATE, Kind, Phase
 from legroom.meter._build import Surroundings, build_profile
 from legroom.meter._callable import profile
-from legroom.meter._kinds import STATE, Kind, Phase
 from legroom.meter._profile import (
     SCHEMA,
     Finding,

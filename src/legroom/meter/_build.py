@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from legroom._version import __version__
-from legroom.capture import is_model_code
+from legroom.capture import Kind, is_model_code
 from legroom.meter import _tables as tables
-from legroom.meter._kinds import Kind
 from legroom.meter._limits import find_limits
 from legroom.meter._profile import SCHEMA, LineUse, Moment, Profile
 from legroom.meter._recorder import Recording

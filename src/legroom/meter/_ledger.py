@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from legroom.capture import Kind, Phase
 from legroom.meter._events import AllocatorEvent, EventStream, Operation, TensorRef
-from legroom.meter._kinds import Kind, Phase
 from legroom.meter._origins import ACCUMULATE
 from legroom.meter._phases import PhaseMap, find_phases
 from legroom.meter._recorder import Recording, Sighting

@@ -6,7 +6,7 @@ ignored: what legroom could not see, it says.
 
 from __future__ import annotations
 
-from legroom.meter._kinds import Kind
+from legroom.capture import Kind
 from legroom.meter._ledger import Ledger
 from legroom.meter._profile import Limit
 from legroom.meter._recorder import Recording

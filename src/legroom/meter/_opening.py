@@ -31,8 +31,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import graph_of, saved_tensors
-from legroom.meter._kinds import Kind
+from legroom.capture import Kind, graph_of, saved_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
+from legroom.capture import Phase
 from legroom.meter._events import EventStream, Operation
-from legroom.meter._kinds import Phase
 from legroom.meter._scopes import Tag
 
 

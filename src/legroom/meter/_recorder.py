@@ -18,10 +18,9 @@ import torch
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity
 
-from legroom.capture import AbstractTrainingObserver, Site, SiteTable, saved_tensors
+from legroom.capture import AbstractTrainingObserver, Kind, Site, SiteTable, saved_tensors
 from legroom.meter._events import EventStream, read_events
 from legroom.meter._hooks import LineHooks, ModuleNames
-from legroom.meter._kinds import Kind
 from legroom.meter._opening import (
     OpeningBalance,
     live_graph_tensors,

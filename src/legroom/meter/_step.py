@@ -10,9 +10,8 @@ import itertools
 from bisect import bisect_left
 from dataclasses import replace
 
-from legroom.capture import Site
+from legroom.capture import Kind, Phase, Site
 from legroom.meter._events import Operation
-from legroom.meter._kinds import Kind, Phase
 from legroom.meter._ledger import Block, Ledger, build_ledger
 from legroom.meter._origins import NO_SITE, Origin, find_origins
 from legroom.meter._profile import StepSummary

@@ -11,8 +11,7 @@ import os
 from bisect import bisect_left
 from collections import defaultdict
 
-from legroom.capture import Site, is_user_code
-from legroom.meter._kinds import STATE, Kind, Phase
+from legroom.capture import STATE, Kind, Phase, Site, is_user_code
 from legroom.meter._ledger import Block, Keeper
 from legroom.meter._profile import (
     Coverage,

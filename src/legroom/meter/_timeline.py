@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from legroom.meter._kinds import Kind
+from legroom.capture import Kind
 from legroom.meter._ledger import Ledger
 
 

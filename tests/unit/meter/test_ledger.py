@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legroom.capture import Kind
 from legroom.meter._events import AllocatorEvent, EventStream, Operation, TensorRef
-from legroom.meter._kinds import Kind
 from legroom.meter._ledger import build_ledger
 from legroom.meter._opening import OpeningBalance, OpeningStorage
 from legroom.meter._recorder import Recording, Sighting

@@ -1,6 +1,6 @@
 import itertools
 
-from legroom.meter._kinds import Phase
+from legroom.capture import Phase
 from legroom.meter._phases import find_phases
 from legroom.meter._scopes import Tag
 from tests.unit.meter.test_ledger import Script

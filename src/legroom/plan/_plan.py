@@ -1,0 +1,181 @@
+"""What planning hands over: one plan, and the frontier of plans over budgets.
+
+Plain frozen values that can be saved as JSON (`legroom.plan/1`); reports and the engine read them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+SCHEMA = "legroom.plan/1"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the plan does with one tensor that backward needs.
+
+    Attributes:
+        tensor: Its name in the graph.
+        way: Name of the way: `"hold"`, `"remake"`.
+        num_bytes: What it would hold in the plain step.
+        held_bytes: What is held instead, between forward and backward.
+        added_ms: Time that this way of it adds to the step.
+        operation: Name of the operation that makes it.
+        reason: Why, in a clause.
+    """
+
+    tensor: str
+    way: str
+    num_bytes: int
+    held_bytes: int
+    added_ms: float
+    module: str
+    line: str
+    operation: str
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """Something that is alive at the peak."""
+
+    name: str
+    kind: str
+    num_bytes: int
+    module: str
+    line: str
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """A way for each tensor, with the peak and the time that the simulator predicts.
+
+    Attributes:
+        added_ms: Predicted time that the plan adds to a step.
+        bound_ms: No plan within the budget, of the enabled ways and in this order of operations,
+            adds less than this.
+        gap: (added − bound) / (plain step time + bound).
+        preset: Which candidate won: a preset of the literature, or `"milp"`, `"greedy"`.
+        order: `"captured"`, or `"memory"` where backward's operations were put in another order.
+        variants: Operations of backward with another formula than PyTorch's: node and variant.
+        timeline: Bytes alive after each operation, at most some hundreds of points: position, bytes.
+        peak_phase: The phase in which the peak is.
+        timed_out: Whether the solver stopped at its time limit.
+    """
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    added_ms: float
+    bound_ms: float
+    gap: float
+    preset: str
+    exactness: str = "bitwise"
+    order: str = "captured"
+    solve_s: float = 0.0
+    timed_out: bool = False
+    peak_phase: str = ""
+    decisions: tuple[Decision, ...] = ()
+    variants: tuple[tuple[str, str], ...] = ()
+    alive_at_peak: tuple[LiveTensor, ...] = ()
+    timeline: tuple[tuple[int, int], ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """The best plan for one budget."""
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    added_ms: float
+    bound_ms: float
+    gap: float
+    preset: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PresetPoint:
+    """What a recipe of the literature reaches on the same graph."""
+
+    name: str
+    summary: str
+    predicted_peak_bytes: int
+    added_ms: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One value of a script argument that was varied, and whether a step with it fits.
+
+    Attributes:
+        phases: Peak of each phase of the plain step: `{"forward": ..., "backward": ...}`.
+        floor_peak_bytes: The lowest peak that a plan reaches.
+        fits: Whether a plan fits the budget.
+    """
+
+    value: int
+    plain_peak_bytes: int
+    floor_peak_bytes: int
+    phases: dict[str, int]
+    fits: bool
+    added_ms: float | None = None
+
+
+@final
+@dataclass(frozen=True)
+class PlanReport:
+    """Everything that `legroom plan` shows; saved as `legroom.plan/1`.
+
+    Attributes:
+        target: The command or callable that was planned.
+        plain_peak_bytes: Predicted peak of the step as it is.
+        floor_peak_bytes: The lowest peak that any plan with the enabled ways reaches.
+        state_bytes: Weights, gradients and optimizer state.
+        step_ms: Predicted time of the plain step; the sum of its operations' times.
+        measured_share: Share of `step_ms` that was measured rather than modelled.
+        frontier: From the plain peak down to the floor.
+        chosen: The plan for the budget that was asked for, if one was.
+        not_planned: What could not be captured or planned, and why: what, why, bytes.
+        sweep: Where a script argument was varied: the values tried.
+    """
+
+    target: str
+    device: str
+    torch_version: str
+    plain_peak_bytes: int
+    floor_peak_bytes: int
+    state_bytes: int
+    step_ms: float
+    measured_share: float
+    num_tensors: int
+    num_operations: int
+    num_pieces: int
+    ways: tuple[str, ...]
+    exactness: str
+    capture_s: float
+    solve_s: float
+    frontier: tuple[FrontierPoint, ...]
+    presets: tuple[PresetPoint, ...]
+    chosen: Plan | None = None
+    not_planned: tuple[tuple[str, str, int | None], ...] = ()
+    sweep: tuple[SweepPoint, ...] = ()
+    swept_argument: str = ""
+    peak_kinds: dict[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as `legroom.plan/1` has it: the chosen plan's fields at the top."""
+        data = asdict(self)
+        chosen = data.pop("chosen")
+        return {"schema": SCHEMA, **data, **(chosen or {"budget_bytes": None})}
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
