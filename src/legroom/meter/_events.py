@@ -138,7 +138,8 @@ def read_events(profiler: torch.profiler.profile, device: torch.device) -> Event
         raise TorchInterfaceError(f"experimental_event_tree ({error})", tested="2.13.0") from None
     stream = EventStream()
     # Preorder over all threads; a stable sort by start time afterwards merges the threads.
-    stack = [(root, -1) for root in reversed(sorted(roots, key=lambda e: e.start_time_ns))]
+    first_to_last = sorted(roots, key=lambda event: event.start_time_ns)
+    stack = [(root, -1) for root in first_to_last[::-1]]
     kept: list[tuple[int, int, int, Any]] = []  # time, order, parent order, event
     while stack:
         event, parent = stack.pop()

@@ -64,7 +64,7 @@ class Plan:
         preset: Which candidate won: a preset of the literature, or `"milp"`, `"greedy"`.
         order: `"captured"`, or `"memory"` where backward's operations were put in another order.
         variants: Operations of backward with another formula than PyTorch's: node and variant.
-        timeline: Bytes alive after each operation, at most some hundreds of points: position, bytes.
+        timeline: Bytes alive after operations, some hundreds of points: position, bytes.
         peak_phase: The phase in which the peak is.
         timed_out: Whether the solver stopped at its time limit.
     """
