@@ -2,11 +2,15 @@
 
 LegroomError                    exit code 1: something failed
 ├── UsageError                  exit code 2: the call itself is wrong
+│   ├── UnknownNameError        a way, variant, preset or solver that is not registered
 │   ├── OutputError             an output file cannot be written
-│   └── ProfileFormatError      a saved file cannot be read
+│   ├── PlanFormatError         a saved plan cannot be read
+│   └── ProfileFormatError      a saved profile cannot be read
 ├── ScriptError                 the user's script failed or cannot be measured
 │   ├── NoTrainingError         it ended without a training step that could be measured
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
+├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
+├── NothingCapturedError        no module call of the step could be captured
 └── TorchInterfaceError         a private PyTorch interface that legroom relies on has gone
 """
 
@@ -27,8 +31,16 @@ class UsageError(LegroomError):
     exit_code: ClassVar[int] = 2
 
 
+class UnknownNameError(UsageError):
+    """A way, variant, preset or solver of that name is not registered."""
+
+
 class OutputError(UsageError):
     """An output file cannot be written."""
+
+
+class PlanFormatError(UsageError):
+    """A saved plan is not what it should be: unreadable, truncated, or of another schema."""
 
 
 class ProfileFormatError(UsageError):
@@ -36,7 +48,15 @@ class ProfileFormatError(UsageError):
 
 
 class ScriptError(LegroomError):
-    """The user's script failed or could not be measured."""
+    """The user's script failed or could not be measured.
+
+    Attributes:
+        traceback: The script's own traceback, where it is the script that failed.
+    """
+
+    def __init__(self, message: str, *, traceback: str = "") -> None:
+        self.traceback = traceback
+        super().__init__(message)
 
 
 class NoTrainingError(ScriptError):
@@ -47,6 +67,60 @@ class ScriptInterruptedError(ScriptError):
     """The user pressed Ctrl-C."""
 
     exit_code: ClassVar[int] = 130
+
+
+class InfeasibleBudgetError(LegroomError):
+    """No combination of the enabled ways fits the budget.
+
+    Attributes:
+        budget_bytes: What was asked for.
+        floor_bytes: The lowest peak that a plan with the enabled ways reaches.
+        largest: What is alive at that peak, the largest first: `"3.00 MiB lm_head.addmm"`.
+        remedies: What else would lower it: a way that is not enabled, another exactness.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        floor_bytes: int,
+        largest: tuple[str, ...] = (),
+        remedies: tuple[str, ...] = (),
+    ) -> None:
+        self.budget_bytes, self.floor_bytes = budget_bytes, floor_bytes
+        self.largest, self.remedies = largest, remedies
+        lowest = f"{_in_mib(floor_bytes)} ({floor_bytes} bytes)"
+        alive = f"  largest live tensors at that peak: {', '.join(largest)}\n" if largest else ""
+        more = remedies or ("more ways (`legroom ways` lists them)",)
+        super().__init__(
+            f"no plan fits {_in_mib(budget_bytes)}: with every enabled way the step still "
+            f"peaks at {lowest}.\n{alive}"
+            f"  try: a budget of at least {floor_bytes} bytes, a smaller batch, or "
+            + ", or ".join(more)
+        )
+
+
+def _in_mib(count: int) -> str:
+    """Bytes for people; `units.format_bytes` stands above this module."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+
+
+class NothingCapturedError(LegroomError):
+    """No call of a module in the training step could be captured.
+
+    Args:
+        reasons: Why not, one for each call or graph break.
+    """
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        self.reasons = reasons
+        listed = "".join(f"\n  {reason}" for reason in reasons)
+        super().__init__(
+            "no module call of the training step could be captured"
+            + (f":{listed}" if reasons else ": the step calls no module with gradients enabled")
+            + "\n  try: call the model itself, `model(batch)`, with gradients enabled and outside "
+            "checkpointing"
+        )
 
 
 class TorchInterfaceError(LegroomError):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_up_plan import made_up_report, with_sweep
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 PROGRAMS = [
@@ -44,12 +46,47 @@ def test_the_makefile_lists_every_target():
     assert {"setup", "demo", "test", "check", "bench", "help"} <= set(targets)
 
 
-def test_options_in_the_docs_exist():
+@pytest.mark.parametrize("command", ["profile", "plan"])
+def test_options_in_the_docs_exist(command):
     helped = subprocess.run(
-        [sys.executable, "-m", "legroom", "profile", "--help"],
+        [sys.executable, "-m", "legroom", command, "--help"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    text = (ROOT / "docs" / "profile.md").read_text()
-    named = set(re.findall(r"`(--[a-z]+)", text))
+    text = (ROOT / "docs" / f"{command}.md").read_text()
+    named = set(re.findall(r"`(--[a-z]+)", text)) - {"--name"}
     assert named
     assert [option for option in named if option not in helped] == []
+
+
+def test_every_option_of_plan_is_in_its_docs():
+    text = (ROOT / "docs" / "plan.md").read_text()
+    (group,) = [each for each in cli_commands() if each.name == "plan"]
+    options = [name for param in group.params for name in param.opts if name.startswith("--")]
+    assert [name for name in options if name not in text] == []
+
+
+def cli_commands():
+    from legroom import cli
+
+    return cli._COMMANDS
+
+
+def fields_of(value):
+    """Every field name in a plan's file, those of its lists' members included."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            if name not in ("peak_kinds", "phase_peaks", "phases"):  # named by kind and phase
+                yield from fields_of(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from fields_of(each)
+
+
+def test_the_plan_format_documents_every_field():
+    text = (ROOT / "docs" / "plan-format.md").read_text()
+    documented = set(re.findall(r"`([a-z][a-z_]*)`", text))
+    fields = set(fields_of(with_sweep(made_up_report()).to_dict()))
+    assert fields - documented == set()
+    words = {"bitwise", "rounding", "lossy", "captured", "memory"}  # values, not fields
+    assert documented - fields == words

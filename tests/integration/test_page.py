@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +11,16 @@ import pytest
 import torch
 
 from legroom.meter import Finding, Kind, Limit, Profile, profile
-from legroom.report import write_html
 from legroom.units import format_bytes, format_ms, format_share
+from tests.integration.browser import HOSTILE, OpenPage, launch, open_page
 
 pytestmark = pytest.mark.browser
-
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        path = None
-    if path is None:
-        pytest.skip("no Chromium installed: the page was not opened")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+    with launch() as chromium:
         yield chromium
-        chromium.close()
 
 
 def training_step(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
@@ -82,58 +59,17 @@ def resnet50_step() -> Callable[[], None]:
     return training_step(model, {"pixel_values": images, "labels": labels})
 
 
-@dataclass
-class OpenPage:
-    """A page in the browser with what it reads from and what went wrong on it."""
-
-    profile: Profile
-    page: Any
-    problems: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def number(self, selector: str, attribute: str = "data-bytes") -> float:
-        return float(self.page.locator(selector).get_attribute(attribute))
-
-    def column(self, selector: str, attribute: str) -> list[str]:
-        script = "(nodes, name) => nodes.map((node) => node.getAttribute(name))"
-        result: list[str] = self.page.locator(selector).evaluate_all(script, attribute)
-        return result
-
-    def numbers(self, selector: str, attribute: str = "data-bytes") -> list[float]:
-        return [float(value) for value in self.column(selector, attribute)]
-
-    def text(self, selector: str) -> str:
-        return str(self.page.locator(selector).inner_text())
-
-    def pixel_of(self, ms: float) -> tuple[float, float]:
-        """Where on the screen the timeline has that time, in the middle of its height."""
-        self.page.locator("#timeline-chart").scroll_into_view_if_needed()
-        box = self.page.locator("#timeline-chart").bounding_box()
-        script = (
-            "(ms) => echarts.getInstanceByDom(document.getElementById('timeline-chart'))"
-            ".convertToPixel({gridIndex: 0}, [ms, 0])[0]"
-        )
-        return box["x"] + self.page.evaluate(script, ms), box["y"] + box["height"] / 2
+def pixel_of(opened: OpenPage, ms: float) -> tuple[float, float]:
+    """Where on the screen the timeline has that time, in the middle of its height."""
+    left, middle = opened.point_in("#timeline-chart", 0, 0.5)
+    script = (
+        "(ms) => echarts.getInstanceByDom(document.getElementById('timeline-chart'))"
+        ".convertToPixel({gridIndex: 0}, [ms, 0])[0]"
+    )
+    return left + opened.page.evaluate(script, ms), middle
 
 
 OpenFunction = Callable[[Profile], OpenPage]
-
-
-def open_page(browser: Any, value: Profile, path: Path) -> OpenPage:
-    """Write the page and open it in a window of its own that reaches no network."""
-    write_html(value, path)
-    context = browser.new_context(
-        viewport={"width": 1360, "height": 900}, color_scheme="light", reduced_motion="reduce"
-    )
-    context.set_offline(True)
-    opened = OpenPage(value, context.new_page())
-    opened.page.on("request", lambda request: opened.requests.append(request.url))
-    opened.page.on("pageerror", lambda error: opened.problems.append(str(error)))
-    opened.page.on("console", lambda message: opened.problems.append(message.text))
-    context.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
-    opened.page.goto(path.as_uri())
-    opened.page.wait_for_selector("html[data-ready=true]")
-    return opened
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +142,7 @@ def test_page_opens_offline_and_quietly(untouched: OpenPage) -> None:
 
 
 def test_verdict_tells_the_peak(untouched: OpenPage) -> None:
-    value = untouched.profile
+    value = untouched.value
 
     assert untouched.number("#peak") == value.peak_bytes
     assert untouched.text("#peak") == format_bytes(value.peak_bytes)
@@ -229,7 +165,7 @@ def test_verdict_tells_the_peak(untouched: OpenPage) -> None:
 
 
 def test_books_balance_on_the_page(untouched: OpenPage) -> None:
-    value = untouched.profile
+    value = untouched.value
     rows = "#kinds-table tbody tr"
 
     names = untouched.column(rows, "data-kind")
@@ -249,11 +185,11 @@ def test_books_balance_on_the_page(untouched: OpenPage) -> None:
 
 
 def test_click_at_peak_lists_what_is_alive(opened: OpenPage) -> None:
-    value = opened.profile
-    opened.page.mouse.click(*opened.pixel_of(0.2 * value.peak_ms))
+    value = opened.value
+    opened.page.mouse.click(*pixel_of(opened, 0.2 * value.peak_ms))
     assert opened.number("#moment", "data-ms") < value.peak_ms
 
-    opened.page.mouse.click(*opened.pixel_of(value.peak_ms))
+    opened.page.mouse.click(*pixel_of(opened, value.peak_ms))
 
     assert opened.number("#moment", "data-ms") == value.peak_ms
     at_peak = sorted((t.bytes for t in value.tensors if t.at_peak), reverse=True)
@@ -262,11 +198,11 @@ def test_click_at_peak_lists_what_is_alive(opened: OpenPage) -> None:
 
 
 def test_click_elsewhere_adds_up_too(opened: OpenPage) -> None:
-    value = opened.profile
+    value = opened.value
     end_ms = value.phases[-1].end_ms
 
     for share in (0.1, 0.4, 0.75):
-        opened.page.mouse.click(*opened.pixel_of(share * end_ms))
+        opened.page.mouse.click(*pixel_of(opened, share * end_ms))
         moment = value.timeline[int(opened.number("#moment", "data-index"))]
         assert opened.number("#moment", "data-ms") == moment.ms
         assert moment.ms <= share * end_ms + 0.01 * end_ms
@@ -274,7 +210,7 @@ def test_click_elsewhere_adds_up_too(opened: OpenPage) -> None:
 
 
 def test_arrow_keys_move_the_moment(opened: OpenPage) -> None:
-    value = opened.profile
+    value = opened.value
     slider = opened.page.locator("#moment-slider")
     slider.focus()
 
@@ -297,11 +233,11 @@ def test_arrow_keys_move_the_moment(opened: OpenPage) -> None:
 
 
 def test_drag_zooms_and_button_resets(opened: OpenPage) -> None:
-    end_ms = opened.profile.phases[-1].end_ms
-    x, y = opened.pixel_of(0.3 * end_ms)
+    end_ms = opened.value.phases[-1].end_ms
+    x, y = pixel_of(opened, 0.3 * end_ms)
     opened.page.mouse.move(x, y)
     opened.page.mouse.down()
-    opened.page.mouse.move(opened.pixel_of(0.5 * end_ms)[0], y, steps=4)
+    opened.page.mouse.move(pixel_of(opened, 0.5 * end_ms)[0], y, steps=4)
     opened.page.mouse.up()
 
     slider = "#moment-slider"
@@ -314,7 +250,7 @@ def test_drag_zooms_and_button_resets(opened: OpenPage) -> None:
 
 
 def test_treemap_switches_what_it_sizes_by(opened: OpenPage) -> None:
-    modules = opened.profile.modules
+    modules = opened.value.modules
     expected = {
         "stash": sum(module.stash_bytes for module in modules),
         "ms": sum(module.forward_ms + module.backward_ms for module in modules),
@@ -337,7 +273,7 @@ def test_treemap_switches_what_it_sizes_by(opened: OpenPage) -> None:
 
 
 def test_source_shows_the_line_and_its_tensors(opened: OpenPage) -> None:
-    value = opened.profile
+    value = opened.value
     line = max(value.lines, key=lambda use: use.stash_bytes)
     button = next(
         item
@@ -375,7 +311,7 @@ def test_source_shows_the_line_and_its_tensors(opened: OpenPage) -> None:
 
 
 def test_tensors_sort_and_filter(opened: OpenPage) -> None:
-    value = opened.profile
+    value = opened.value
     rows = "#tensors-table tbody tr"
     sizes = sorted((tensor.bytes for tensor in value.tensors), reverse=True)
     assert opened.numbers(rows) == sizes[:100]
@@ -407,7 +343,7 @@ def test_tensors_sort_and_filter(opened: OpenPage) -> None:
 
 
 def test_reasons_and_lines_are_shown(untouched: OpenPage) -> None:
-    kept = [t for t in untouched.profile.tensors if t.kept_by and t.kind == "stash"]
+    kept = [t for t in untouched.value.tensors if t.kept_by and t.kind == "stash"]
     tensor = max(kept, key=lambda item: item.bytes)
     row = f"#tensors-table tr[data-id='{tensor.id}']"
 
@@ -449,7 +385,7 @@ def test_findings_equal_the_profile(
 
 
 def test_operations_are_shown_longest_first(opened: OpenPage) -> None:
-    value = opened.profile
+    value = opened.value
     times = sorted(
         (use.forward_ms + use.backward_ms + use.optimizer_ms for use in value.operations),
         reverse=True,
@@ -469,7 +405,7 @@ def test_operations_are_shown_longest_first(opened: OpenPage) -> None:
 
 
 def test_limits_and_versions_are_shown(untouched: OpenPage) -> None:
-    value = untouched.profile
+    value = untouched.value
 
     assert untouched.column("#limits-list li", "data-limit") == [
         limit.name for limit in value.limits

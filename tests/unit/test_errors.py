@@ -27,3 +27,18 @@ def test_exit_codes_tell_misuse_from_failure():
 def test_a_missing_torch_interface_names_the_tested_version():
     with pytest.raises(errors.TorchInterfaceError, match=r"has no usable 'torch\.x'.*2\.13\.0"):
         raise errors.TorchInterfaceError("torch.x", tested="2.13.0")
+
+
+def test_a_budget_that_cannot_be_met_says_what_would():
+    with pytest.raises(
+        errors.InfeasibleBudgetError,
+        match=r"no plan fits 1\.00 GiB: .* still peaks at 2\.00 GiB \(2147483648 bytes\)",
+    ) as caught:
+        raise errors.InfeasibleBudgetError(
+            budget_bytes=2**30, floor_bytes=2**31, largest=("1.00 GiB lm_head.addmm",)
+        )
+    text = str(caught.value)
+    assert "largest live tensors at that peak: 1.00 GiB lm_head.addmm" in text
+    assert "try: a budget of at least 2147483648 bytes, a smaller batch, or more ways" in text
+    assert (caught.value.budget_bytes, caught.value.floor_bytes) == (2**30, 2**31)
+    assert caught.value.exit_code == 1

@@ -11,8 +11,8 @@ import legroom
 
 SOURCE = Path(legroom.__file__).parent
 ORDER = [
-    "_version", "errors", "units", "capture", "meter", "ways", "variants", "plan", "engine",
-    "layers", "report", "integrations", "cli", "__main__", "testing",
+    "_version", "errors", "units", "saved", "registry", "capture", "meter", "ways", "variants",
+    "plan", "engine", "layers", "report", "integrations", "cli", "__main__", "testing",
 ]  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 
@@ -49,7 +49,9 @@ def test_every_package_has_a_place_in_the_order():
     assert packages <= set(ORDER)
 
 
-@pytest.mark.parametrize("package", ["capture", "meter", "report", "cli"])
+@pytest.mark.parametrize(
+    "package", ["capture", "meter", "ways", "variants", "plan", "report", "cli"]
+)
 def test_packages_are_entered_by_their_front_door(package):
     """Modules that start with an underscore are imported within their own package only."""
     trespassers = []

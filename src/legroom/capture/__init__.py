@@ -5,15 +5,19 @@ backward pass begins) and the source line and module that each operation belongs
 """
 
 from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
+from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
-from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code
+from legroom.capture._signature import arguments_of, signature_of
+from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
+from legroom.capture._step_capture import Capture, StepCapture, capture_step
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder
 
 __all__ = [
     "STATE",
     "AbstractTrainingObserver",
+    "Capture",
     "Graph",
     "Kind",
     "NotCaptured",
@@ -24,13 +28,20 @@ __all__ = [
     "ScriptOutcome",
     "Site",
     "SiteTable",
+    "StepCapture",
     "StepFinder",
     "StopScript",
     "TensorInfo",
+    "arguments_of",
+    "capture_step",
+    "failure_of",
     "graph_of",
     "is_model_code",
+    "is_out_of_memory",
     "is_user_code",
     "observe_backward",
     "run_script",
     "saved_tensors",
+    "short_name",
+    "signature_of",
 ]

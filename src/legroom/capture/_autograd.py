@@ -114,6 +114,17 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
+_running: list[bool] = []
+
+
+def creates_graph() -> bool:
+    """Whether the observed call into the engine that is running was told `create_graph=True`.
+
+    Only inside the `around` of `observe_backward`.
+    """
+    return bool(_running) and _running[-1]
+
+
 @contextlib.contextmanager
 def observe_backward(
     around: Callable[[tuple[torch.Tensor, ...], bool], contextlib.AbstractContextManager[object]],
@@ -131,8 +142,12 @@ def observe_backward(
 
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         roots = tuple(item for item in outputs if isinstance(item, torch.Tensor))
-        with around(roots, bool(kwargs.get("accumulate_grad", False))):
-            return original(outputs, *args, **kwargs)
+        _running.append(bool(args[2]) if len(args) > 2 else False)
+        try:
+            with around(roots, bool(kwargs.get("accumulate_grad", False))):
+                return original(outputs, *args, **kwargs)
+        finally:
+            _running.pop()
 
     autograd._engine_run_backward = run
     try:

@@ -137,11 +137,11 @@ class Graph:
     torch_version: str = ""
     not_captured: tuple[NotCaptured, ...] = ()
 
-    def with_times(self, times_ms: Iterable[tuple[float, bool]]) -> Graph:
-        """The same graph, with a time for each operation and whether it was measured."""
+    def with_times(self, times: Iterable[tuple[float, bool, int]]) -> Graph:
+        """The same graph with each operation's time, whether that was measured, and workspace."""
         timed = (
-            replace(op, time_ms=ms, is_measured=is_measured)
-            for op, (ms, is_measured) in zip(self.operations, times_ms, strict=True)
+            replace(op, time_ms=ms, is_measured=is_measured, workspace_bytes=workspace_bytes)
+            for op, (ms, is_measured, workspace_bytes) in zip(self.operations, times, strict=True)
         )
         return replace(self, operations=tuple(timed))
 

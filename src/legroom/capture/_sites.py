@@ -7,6 +7,7 @@ user's own project.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -102,6 +103,21 @@ class SiteTable:
 def is_model_code(filename: str) -> bool:
     """Whether a line of this file can be a site: not PyTorch, not legroom, not Python itself."""
     return _rank_of(filename) != _PLUMBING
+
+
+def line_of(file: str, number: int) -> str:
+    """A source line as people read it: `"model.py:12"`."""
+    return f"{short_name(file)}:{number}"
+
+
+def short_name(file: str) -> str:
+    """The file as people name it: within the project, or within its installed package."""
+    for marker in ("site-packages", "dist-packages"):
+        _, found, rest = file.rpartition(f"{os.sep}{marker}{os.sep}")
+        if found:
+            return rest
+    inside = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if inside.startswith(os.pardir) else inside
 
 
 def is_legroom_code(filename: str) -> bool:

@@ -11,22 +11,25 @@ import sys
 import click
 
 from legroom._version import __version__
+from legroom.cli._plan import plan_command
 from legroom.cli._profile import profile_command
 from legroom.cli._show import show_command
-from legroom.errors import LegroomError
+from legroom.cli._ways import ways_command
+from legroom.errors import LegroomError, ScriptError
 
-_COMMANDS = (profile_command, show_command)
+_COMMANDS = (profile_command, plan_command, ways_command, show_command)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="legroom %(version)s")
 def _group() -> None:
-    """Make PyTorch training fit: see where a step's memory and time go.
+    """Make PyTorch training fit: see where a step's memory and time go, and what would fit.
 
     \b
-    legroom profile train.py                 a table in the terminal
-    legroom profile --html page.html train.py --epochs 1
-    legroom show profile.json                a saved profile again
+    legroom profile train.py                 where memory and time go
+    legroom plan --budget 4GiB train.py      what would fit, at what cost, before training
+    legroom ways                             everything that a plan can use
+    legroom show profile.json                a saved profile or plan again
     """
 
 
@@ -39,6 +42,8 @@ def main() -> None:
     try:
         _group(prog_name="legroom", standalone_mode=True)
     except LegroomError as error:
+        if isinstance(error, ScriptError) and error.traceback:
+            print(error.traceback, file=sys.stderr, end="")
         print(f"legroom: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 

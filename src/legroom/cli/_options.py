@@ -1,4 +1,4 @@
-"""Options that several commands share, each written once."""
+"""Options and arguments that several commands share, each written once."""
 
 import click
 
@@ -9,3 +9,14 @@ rows_option = click.option(
     show_default=True,
     help="Rows in the tables of lines.",
 )
+json_option = click.option(
+    "--json", "json_path", metavar="FILE", help="Write everything as JSON; - is stdout."
+)
+html_option = click.option(
+    "--html", "html_path", metavar="FILE", help="Write a page that opens offline."
+)
+module_option = click.option(
+    "-m", "is_module", is_flag=True, help="SCRIPT is a module, as in `python -m`."
+)
+script_argument = click.argument("script")
+script_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

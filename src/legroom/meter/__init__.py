@@ -6,6 +6,15 @@ In goes a running training loop; out comes a `Profile`.
 from legroom.capture import STATE, Kind, Phase
 from legroom.meter._build import Surroundings, build_profile
 from legroom.meter._callable import profile
+from legroom.meter._costs import OperationTime
+from legroom.meter._devices import (
+    Device,
+    device_names,
+    modelled_times,
+    parse_device,
+    roofline_ms,
+)
+from legroom.meter._operation_times import OperationTimes
 from legroom.meter._profile import (
     SCHEMA,
     Finding,
@@ -26,6 +35,7 @@ from legroom.meter._session import ProfilingSession, SessionOptions
 __all__ = [
     "SCHEMA",
     "STATE",
+    "Device",
     "Finding",
     "Keep",
     "Kind",
@@ -33,6 +43,8 @@ __all__ = [
     "LineUse",
     "ModuleUse",
     "Moment",
+    "OperationTime",
+    "OperationTimes",
     "OperationUse",
     "Phase",
     "PhaseSpan",
@@ -44,6 +56,10 @@ __all__ = [
     "Surroundings",
     "TensorUse",
     "build_profile",
+    "device_names",
+    "modelled_times",
+    "parse_device",
     "profile",
     "profile_script",
+    "roofline_ms",
 ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from legroom._version import __version__
-from legroom.capture import Kind, is_model_code
+from legroom.capture import Kind, is_model_code, short_name
 from legroom.meter import _tables as tables
 from legroom.meter._limits import find_limits
 from legroom.meter._profile import SCHEMA, LineUse, Moment, Profile
@@ -67,7 +67,7 @@ def build_profile(recording: Recording, around: Surroundings) -> Profile:
         peak_ms=step.ms(step.peak.time_ns),
         peak_phase=step.ledger.phases.at(step.peak.time_ns).value,
         peak_operation=tables.plain_name(peak_label),
-        peak_file=tables.short_name(peak_site.file),
+        peak_file=short_name(peak_site.file),
         peak_line=peak_site.line,
         peak_module=peak_site.module,
         resident_peak_bytes=around.resident_peak_bytes,
@@ -101,7 +101,7 @@ def _by_name(balance: Balance) -> dict[str, int]:
 
 def _sources(lines: tuple[LineUse, ...], recording: Recording) -> dict[str, str]:
     """The text of the files that matter most, so that a saved profile can show them."""
-    paths = {tables.short_name(site.file): site.file for site in recording.sites}
+    paths = {short_name(site.file): site.file for site in recording.sites}
     weight: dict[str, float] = defaultdict(float)
     for use in lines:
         weight[use.file] += use.peak_bytes + 1

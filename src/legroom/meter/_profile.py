@@ -7,13 +7,12 @@ format is `legroom.profile/1`, described in docs/profile-format.md.
 from __future__ import annotations
 
 import dataclasses
-import json
-import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from legroom.errors import OutputError, ProfileFormatError
+from legroom.errors import ProfileFormatError
+from legroom.saved import load_json, read_record, save_json, schema_of
 
 SCHEMA = "legroom.profile/1"
 
@@ -236,13 +235,13 @@ class Profile:
         Raises:
             ProfileFormatError: Not a profile, of another schema, or a field is missing or wrong.
         """
-        schema = data.get("schema") if isinstance(data, dict) else None
+        schema = schema_of(data)
         if schema != SCHEMA:
             raise ProfileFormatError(
                 f"this is not a profile that legroom can read: its schema is {schema!r}, "
                 f"needed is {SCHEMA!r}; make one with `legroom profile --json FILE script.py`"
             )
-        return _read(cls, data, "profile")
+        return read_record(cls, data, "profile", ProfileFormatError)
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON.
@@ -250,11 +249,7 @@ class Profile:
         Raises:
             OutputError: The file cannot be written.
         """
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(self.to_json(), file, separators=(",", ":"), allow_nan=False)
-        except OSError as error:
-            raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        save_json(self.to_json(), path)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -263,59 +258,5 @@ class Profile:
         Raises:
             ProfileFormatError: The file is missing, is not JSON, or holds no profile.
         """
-        try:
-            with open(path, encoding="utf-8") as file:
-                data = json.load(file)
-        except OSError as error:
-            raise ProfileFormatError(
-                f"cannot read {str(path)!r}: {error.strerror or error}"
-            ) from error
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ProfileFormatError(
-                f"{str(path)!r} is not JSON ({error}); was it cut off? "
-                "make it again with `legroom profile --json FILE script.py`"
-            ) from error
-        return cls.from_json(data)
-
-
-_T = TypeVar("_T")
-
-
-def _read(cls: type[_T], data: Any, where: str) -> _T:
-    """Build a dataclass from dictionaries, saying which field is wrong."""
-    if not isinstance(data, dict):
-        raise ProfileFormatError(f"{where} should be an object, got {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if item.name not in data:
-            if item.default is not dataclasses.MISSING:
-                continue
-            raise ProfileFormatError(f"{where} lacks the field {item.name!r}")
-        values[item.name] = _value(hints[item.name], data[item.name], f"{where}.{item.name}")
-    return cls(**values)
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _read(typing.cast("type[Any]", hint), value, where)
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise ProfileFormatError(f"{where} should be a list, got {type(value).__name__}")
-        element = typing.get_args(hint)[0]
-        return tuple(_value(element, item, f"{where}[{i}]") for i, item in enumerate(value))
-    if hint in _JSON_TYPES and (
-        not isinstance(value, _JSON_TYPES[hint]) or (isinstance(value, bool) and hint is not bool)
-    ):
-        raise ProfileFormatError(
-            f"{where} should be of type {hint.__name__}, got {type(value).__name__}"
-        )
-    return value
-
-
-_JSON_TYPES: dict[Any, tuple[type, ...]] = {
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    bool: (bool,),
-}
+        remedy = "legroom profile --json FILE script.py"
+        return cls.from_json(load_json(path, ProfileFormatError, remedy=remedy))

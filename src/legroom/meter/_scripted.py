@@ -7,19 +7,21 @@ ended. A failure of the script is a result here, not an exception: what was meas
 from __future__ import annotations
 
 import contextlib
-import re
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
-from legroom.capture import Script, ScriptOutcome, StepFinder, StopScript, run_script
-from legroom.errors import LegroomError, NoTrainingError, ScriptError, ScriptInterruptedError
+from legroom.capture import (
+    Script,
+    ScriptOutcome,
+    StepFinder,
+    StopScript,
+    failure_of,
+    run_script,
+)
+from legroom.errors import LegroomError, NoTrainingError
 from legroom.meter._profile import Profile
 from legroom.meter._session import ProfilingSession, SessionOptions
-from legroom.meter._tables import short_name
-from legroom.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class _Run:
         with self._finder.watching():
             outcome = run_script(self._script)
             self._session.halt(within_step=outcome.error is not None)
-        text, where = outcome.traceback, _short(outcome.where)
+        text = outcome.traceback
         if outcome.error is not None and outcome.error.__traceback__ is not None:
             # Its frames hold the tensors of the step that failed; we need room to work.
             traceback.clear_frames(outcome.error.__traceback__)
@@ -95,7 +97,7 @@ class _Run:
                 is_complete=outcome.error is None,
                 notes=self._notes(outcome),
             )
-        error = self._explain(outcome, where)
+        error = self._explain(outcome)
         return ScriptProfile(self._profile, error, "" if _is_interrupt(outcome) else text)
 
     def _training_starts(self) -> None:
@@ -144,10 +146,10 @@ class _Run:
             )
         return tuple(notes)
 
-    def _explain(self, outcome: ScriptOutcome, where: str) -> LegroomError | None:
+    def _explain(self, outcome: ScriptOutcome) -> LegroomError | None:
         name = self._script.target
         if outcome.error is not None:
-            return self._explain_failure(outcome.error, where)
+            return self._explain_failure(outcome)
         if self._finder.num_optimizer_steps == 0 and self._finder.num_backwards:
             return NoTrainingError(
                 f"{name} ran {self._finder.num_backwards} backward passes, but no "
@@ -186,41 +188,17 @@ class _Run:
             f"{max(0, seen - self._options.num_steps)}`"
         )
 
-    def _explain_failure(self, error: BaseException, where: str) -> LegroomError:
-        name, at = self._script.target, f" at {where}" if where else ""
-        step = f"in step {self._session.num_steps_seen + 1}"
+    def _explain_failure(self, outcome: ScriptOutcome) -> LegroomError:
+        moment = f"in step {self._session.num_steps_seen + 1}"
         if not self._has_started:
-            step = "before training began"
-        if isinstance(error, KeyboardInterrupt):
-            return ScriptInterruptedError(f"{name} was interrupted {step}{at}")
-        if isinstance(error, SystemExit):
-            return ScriptError(f"{name} exited with code {error.code!r} {step}")
-        if _is_out_of_memory(error):
-            hint = (
-                "the report shows what was alive; the largest lines are where to save"
-                if self._profile is not None
-                else "`legroom profile --warmup 0` records from the first step on and shows what "
-                "was alive when it happened; or use a smaller batch"
-            )
-            asked = re.search(r"tried to allocate (\d+) bytes", str(error))
-            more = f", asking for {format_bytes(int(asked[1]))} more" if asked else ""
-            return ScriptError(f"{name} ran out of memory {step}{at}{more}.\n  try: {hint}")
-        return ScriptError(f"{name} failed {step}{at}: {type(error).__name__}: {error}")
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory ran out, on whatever device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
-    )
-
-
-def _short(place: str) -> str:
-    file, _, line = place.rpartition(":")
-    return f"{short_name(file)}:{line}" if file else ""
+            moment = "before training began"
+        hint = (
+            "the report shows what was alive; the largest lines are where to save"
+            if self._profile is not None
+            else "`legroom profile --warmup 0` records from the first step on and shows what was "
+            "alive when it happened; or use a smaller batch"
+        )
+        return failure_of(outcome, name=self._script.target, moment=moment, memory_hint=hint)
 
 
 def _is_interrupt(outcome: ScriptOutcome) -> bool:

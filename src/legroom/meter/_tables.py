@@ -7,11 +7,10 @@ people want to read it. Nothing is measured here and nothing is drawn.
 from __future__ import annotations
 
 import itertools
-import os
 from bisect import bisect_left
 from collections import defaultdict
 
-from legroom.capture import STATE, Kind, Phase, Site, is_user_code
+from legroom.capture import STATE, Kind, Phase, Site, is_user_code, short_name
 from legroom.meter._ledger import Block, Keeper
 from legroom.meter._profile import (
     Coverage,
@@ -288,13 +287,3 @@ def _is_stashed(step: RecordedStep, block: Block) -> bool:
 def plain_name(operation: str) -> str:
     """The operation without its namespace: `"aten::mm"` is `"mm"`."""
     return operation.removeprefix("aten::").removeprefix("torch::autograd::")
-
-
-def short_name(file: str) -> str:
-    """The file as people name it: within the project, or within its installed package."""
-    for marker in ("site-packages", "dist-packages"):
-        _, found, rest = file.rpartition(f"{os.sep}{marker}{os.sep}")
-        if found:
-            return rest
-    inside = os.path.relpath(file) if os.path.isabs(file) else file
-    return file if inside.startswith(os.pardir) else inside

@@ -5,12 +5,17 @@ Plain frozen values that can be saved as JSON (`legroom.plan/1`); reports and th
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from legroom.errors import PlanFormatError
+from legroom.saved import load_json, read_record, save_json, schema_of
+
 SCHEMA = "legroom.plan/1"
+
+_RENAMED = {"exactness": "plan_exactness", "solve_s": "plan_solve_s"}
+"""Fields of the chosen plan whose names the report's own fields have in the file."""
 
 
 @final
@@ -65,6 +70,7 @@ class Plan:
         order: `"captured"`, or `"memory"` where backward's operations were put in another order.
         variants: Operations of backward with another formula than PyTorch's: node and variant.
         timeline: Bytes alive after operations, some hundreds of points: position, bytes.
+        phases: Where each phase begins among the timeline's positions: phase, position.
         peak_phase: The phase in which the peak is.
         timed_out: Whether the solver stopped at its time limit.
     """
@@ -84,6 +90,7 @@ class Plan:
     variants: tuple[tuple[str, str], ...] = ()
     alive_at_peak: tuple[LiveTensor, ...] = ()
     timeline: tuple[tuple[int, int], ...] = ()
+    phases: tuple[tuple[str, int], ...] = ()
 
 
 @final
@@ -145,6 +152,9 @@ class PlanReport:
         chosen: The plan for the budget that was asked for, if one was.
         not_planned: What could not be captured or planned, and why: what, why, bytes.
         sweep: Where a script argument was varied: the values tried.
+        swept_argument: The argument that was varied.
+        peak_kinds: Bytes at the plain step's peak, by kind.
+        phase_peaks: Peak of each phase of the plain step; `--vary` forecasts from these.
     """
 
     target: str
@@ -169,13 +179,51 @@ class PlanReport:
     sweep: tuple[SweepPoint, ...] = ()
     swept_argument: str = ""
     peak_kinds: dict[str, int] = field(default_factory=dict)
+    phase_peaks: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `legroom.plan/1` has it: the chosen plan's fields at the top."""
         data = asdict(self)
-        chosen = data.pop("chosen")
-        return {"schema": SCHEMA, **data, **(chosen or {"budget_bytes": None})}
+        chosen = data.pop("chosen") or {"budget_bytes": None}
+        return {
+            "schema": SCHEMA,
+            **data,
+            **{_RENAMED.get(name, name): value for name, value in chosen.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> PlanReport:
+        """The report that `to_dict` gave, also after a way through JSON.
+
+        Raises:
+            PlanFormatError: Not a plan, of another schema, or a field is missing or wrong.
+        """
+        schema = schema_of(data)
+        if schema != SCHEMA:
+            raise PlanFormatError(
+                f"this is not a plan that legroom can read: its schema is {schema!r}, "
+                f"needed is {SCHEMA!r}; make one with `legroom plan --json FILE script.py`"
+            )
+        chosen = None
+        if data.get("budget_bytes") is not None:
+            own = {name: data[key] for name, key in _RENAMED.items() if key in data}
+            chosen = {**data, **own}
+        return read_record(cls, {**data, "chosen": chosen}, "plan", PlanFormatError)
 
     def save(self, path: str | Path) -> None:
-        """Write the report as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        """Write the report as JSON.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        save_json(self.to_dict(), path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> PlanReport:
+        """Read a report that `save` wrote.
+
+        Raises:
+            PlanFormatError: The file is missing, is not JSON, or holds no plan.
+        """
+        remedy = "legroom plan --json FILE script.py"
+        return cls.from_dict(load_json(path, PlanFormatError, remedy=remedy))

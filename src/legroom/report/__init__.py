@@ -1,10 +1,26 @@
-"""Shows what was measured: a table in the terminal, one offline HTML page.
+"""Shows what was measured or planned: tables in the terminal, one offline HTML page.
 
-In goes a saved or fresh `Profile`; out comes text or a file. Nothing is measured here.
+In goes a saved or fresh `Profile` or `PlanReport`; out comes text or a file. Nothing is measured or
+planned here.
 """
 
 from legroom.report._html import render_html, write_html
-from legroom.report._show import show
+from legroom.report._plan_text import print_plan
+from legroom.report._reportable import Reportable, data_of, load_report
+from legroom.report._show import print_report, show
 from legroom.report._text import print_profile
+from legroom.report._ways_text import print_ways, ways_data
 
-__all__ = ["print_profile", "render_html", "show", "write_html"]
+__all__ = [
+    "Reportable",
+    "data_of",
+    "load_report",
+    "print_plan",
+    "print_profile",
+    "print_report",
+    "print_ways",
+    "render_html",
+    "show",
+    "ways_data",
+    "write_html",
+]

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from legroom.meter import Kind, LineUse, Profile
+from legroom.report._tables import LINE_WIDTH, make_table, shorten
 from legroom.units import format_bytes, format_ms, format_share
 
 
@@ -74,22 +75,15 @@ def _print_verdict(profile: Profile, console: Console) -> None:
 _WIDTHS = {"bytes": 9, "share": 6, "at peak": 9, "stash": 9, "forward": 8, "backward": 8,
            "update": 7, "time": 8, "highest": 9}  # fmt: skip
 
-_LINE_WIDTH = 40
-
 
 def _table(*columns: str, title: str) -> Table:
-    """A table whose figures are aligned right and whose last column gives way first."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        is_figure = name in _WIDTHS
-        table.add_column(
-            name,
-            justify="right" if is_figure else "left",
-            no_wrap=name != "what it is",
-            min_width=_LINE_WIDTH if name == "line" else _WIDTHS.get(name),
-            header_style="dim",
-        )
-    return table
+    return make_table(
+        *columns,
+        title=title,
+        figures=_WIDTHS,
+        words={"line": LINE_WIDTH},
+        wrapping=("what it is",),
+    )
 
 
 def _kinds(profile: Profile) -> Table:
@@ -131,7 +125,7 @@ def _lines(profile: Profile, num_rows: int) -> Table:
             format_ms(use.forward_ms),
             format_ms(use.backward_ms),
             format_ms(use.optimizer_ms),
-            escape(_shorten(f"{use.file}:{use.line}")),
+            escape(shorten(f"{use.file}:{use.line}")),
             f"[dim]{escape(_code(profile, use))}[/dim]",
         )
     if len(profile.lines) > num_rows:
@@ -152,15 +146,10 @@ def _callers(profile: Profile, num_rows: int) -> Table:
             format_bytes(use.peak_bytes + use.called_peak_bytes),
             format_bytes(use.stash_bytes + use.called_stash_bytes),
             format_ms(milliseconds),
-            escape(_shorten(f"{use.file}:{use.line}")),
+            escape(shorten(f"{use.file}:{use.line}")),
             f"[dim]{escape(_code(profile, use))}[/dim]",
         )
     return table
-
-
-def _shorten(text: str, limit: int = _LINE_WIDTH) -> str:
-    """The end of a long path: the file's name says more than the folder's."""
-    return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
 def _code(profile: Profile, use: LineUse) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from importlib import resources
 from typing import Any
 
@@ -15,50 +14,11 @@ from torch import nn
 
 from legroom.errors import OutputError
 from legroom.meter import Kind, Profile, profile
-from legroom.report import _html
-from legroom.report._html import render_html, write_html
+from legroom.report import _page, render_html, write_html
+from tests.html_page import Page
+from tests.made_up_plan import made_up_report
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=\"alert('2')\"> @@data@@ \u2028"
-VOID = {"meta", "input", "br", "img", "link", "hr", "wbr"}
-
-
-class Page(HTMLParser):
-    """Elements with their attributes, text by element, and tags that do not match."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[int, str] = {}
-        self.open: list[tuple[str, int]] = []
-        self.mismatched: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append((tag, len(self.elements)))
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1][0] == tag:
-            self.open.pop()
-        else:
-            self.mismatched.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            number = self.open[-1][1]
-            self.texts[number] = self.texts.get(number, "") + data
-
-    def all_of(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
-        return [
-            (attributes, self.texts.get(number, ""))
-            for number, (name, attributes) in enumerate(self.elements)
-            if name == tag
-        ]
-
-    def data_blocks(self) -> list[str]:
-        return [text for attributes, text in self.all_of("script") if "type" in attributes]
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +37,7 @@ def tiny() -> Profile:
 
 
 def data_of(text: str) -> dict[str, Any]:
-    (block,) = Page(text).data_blocks()
-    result = json.loads(block)
-    assert isinstance(result, dict)
-    return result
+    return Page(text).data()
 
 
 def with_hostile_names(profile: Profile) -> Profile:
@@ -98,10 +55,8 @@ def with_hostile_names(profile: Profile) -> Profile:
 def test_page_is_well_formed(tiny: Profile) -> None:
     page = Page(render_html(tiny))
 
-    assert page.mismatched == []
-    assert page.open == []
-    ids = [str(attributes["id"]) for _, attributes in page.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
+    page.check_whole()
+    ids = page.ids()
     assert {"verdict", "books", "timeline", "findings", "source"} <= set(ids)
     assert {"modules", "tensors", "operations", "limits"} <= set(ids)
 
@@ -128,26 +83,14 @@ def test_every_kind_has_title_and_colour(tiny: Profile) -> None:
 
 
 def test_page_refers_to_nothing_outside(tiny: Profile) -> None:
-    page = Page(render_html(tiny))
-
-    for _, attributes in page.elements:
-        for name in ("src", "srcset", "href", "data", "action", "poster"):
-            assert (attributes.get(name) or "#").startswith("#")
-    assert page.all_of("link") == []
-    for _, style in page.all_of("style"):
-        assert "@import" not in style
-        assert "url(" not in style
-    policies = [a["content"] for a, _ in page.all_of("meta") if a.get("http-equiv")]
-    assert len(policies) == 1
-    assert str(policies[0]).startswith("default-src 'none';")
-    assert "http" not in str(policies[0])
+    Page(render_html(tiny)).check_offline()
 
 
 def test_own_program_never_loads_or_writes_markup(tiny: Profile) -> None:
     folder = resources.files("legroom.report") / "assets" / "page"
     program = "\n".join(path.read_text() for path in folder.iterdir())
-    page = render_html(tiny)
-    assert all(path.read_text() in page for path in folder.iterdir())
+    pages = render_html(tiny) + render_html(made_up_report())
+    assert all(path.read_text() in pages for path in folder.iterdir())
 
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert word not in program
@@ -196,13 +139,13 @@ def test_unwritable_path_raises_output_error(tiny: Profile, tmp_path: Any) -> No
 
 
 def test_missing_marker_is_found(tiny: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = _html._asset
+    original = _page._asset
 
     def without_charts(name: str) -> str:
         text = original(name)
-        return text.replace("@@charts@@", "") if name == "profile.html" else text
+        return text.replace("@@charts@@", "") if name == "page.html" else text
 
-    monkeypatch.setattr(_html, "_asset", without_charts)
+    monkeypatch.setattr(_page, "_asset", without_charts)
 
     with pytest.raises(AssertionError, match="markers"):
         render_html(tiny)

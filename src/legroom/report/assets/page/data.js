@@ -1,4 +1,4 @@
-// The program of the profile page: reads the JSON block once and draws every section from it.
+// The program of a page: reads the JSON block once and draws every section from it.
 // Whatever comes from the data goes in as text (textContent, canvas), never as markup.
 // The files of this folder are put together, in the order of report/_html.py, inside one function.
 

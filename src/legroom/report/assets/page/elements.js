@@ -47,3 +47,45 @@ function inkOn(hex) {
   const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
   return luminance > 0.19 ? "#15171b" : "#ffffff";
 }
+
+// Figures side by side: [name, title, value, note, further attributes].
+function drawFigureBoxes(figures) {
+  for (const [name, title, value, note, attributes] of figures) {
+    byId("figures").append(
+      el("div", { "data-figure": name, ...attributes },
+        el("dt", {}, title),
+        el("dd", {}, el("div", { class: "value" }, value), el("div", { class: "note" }, note))),
+    );
+  }
+}
+
+function drawFacts(facts) {
+  for (const [title, value] of facts) byId("facts").append(el("dt", {}, title), el("dd", { "data-fact": title }, value));
+}
+
+function nameWindow(command, what) {
+  document.title = command ? `${command} – legroom ${what}` : `legroom ${what}`;
+  byId("bar-command").textContent = command;
+  byId("bar-command").title = command;
+}
+
+function scrollTo(node) {
+  node.scrollIntoView({ block: "start" });
+}
+
+// Inside a notebook's frame a plain #link would leave the page.
+function listenToLinks() {
+  for (const link of document.querySelectorAll('a[href^="#"]')) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      scrollTo(byId(link.getAttribute("href").slice(1)));
+    });
+  }
+}
+
+// The page is drawn: listen, and say so.
+function finish(resizeCharts) {
+  listenToLinks();
+  window.addEventListener("resize", resizeCharts);
+  document.documentElement.dataset.ready = "true";
+}

@@ -20,5 +20,5 @@ function drawLimits() {
     ["Versions", `legroom ${data.legroom_version}, torch ${data.torch_version}, Python ${data.python_version}`],
     ["Format", data.schema],
   ];
-  for (const [title, value] of facts) byId("facts").append(el("dt", {}, title), el("dd", { "data-fact": title }, value));
+  drawFacts(facts);
 }

@@ -133,9 +133,9 @@ const treemap = {
     const tiles = this.drawTrail([...this.tree().children.values()].map((node) => this.tile(node)).filter(Boolean));
     this.chart.setOption({
       animation: false,
-      textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
+      textStyle: { fontFamily: chartFont() },
       tooltip: {
-        confine: true, transitionDuration: 0, backgroundColor: surface, borderColor: cssColour("--line-strong"), padding: [8, 12],
+        ...tooltipStyle(),
         formatter: (info) => this.tip(info.data, total),
       },
       series: [{

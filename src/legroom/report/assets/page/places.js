@@ -24,7 +24,3 @@ function place(file, line, { full = false } = {}) {
   if (!linesByFile.has(file)) return el("span", attributes, text);
   return el("button", { ...attributes, type: "button", onclick: () => source.open(file, line) }, text);
 }
-
-function scrollTo(node) {
-  node.scrollIntoView({ block: "start" });
-}

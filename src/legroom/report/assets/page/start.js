@@ -11,16 +11,6 @@ function resizeCharts() {
   treemap.chart?.resize();
 }
 
-// Inside a notebook's frame a plain #link would leave the page.
-function listenToLinks() {
-  for (const link of document.querySelectorAll('a[href^="#"]')) {
-    link.addEventListener("click", (event) => {
-      event.preventDefault();
-      scrollTo(byId(link.getAttribute("href").slice(1)));
-    });
-  }
-}
-
 theme.start();
 drawVerdict();
 drawBooks();
@@ -32,6 +22,4 @@ treemap.start();
 tensors.start();
 operations.start();
 drawLimits();
-listenToLinks();
-window.addEventListener("resize", resizeCharts);
-document.documentElement.dataset.ready = "true";
+finish(resizeCharts);

@@ -75,11 +75,6 @@ const timeline = {
     this.select(Math.min(moments.length - 1, Math.max(0, this.selected + count)));
   },
 
-  unit() {
-    const exponent = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, data.peak_bytes)) / 10)));
-    return { factor: 1024 ** exponent, name: ["B", "KiB", "MiB", "GiB", "TiB"][exponent] };
-  },
-
   formatTick(ms) {
     if (ms === 0) return "0";
     const span = this.window[1] - this.window[0];
@@ -89,24 +84,20 @@ const timeline = {
   },
 
   draw() {
-    const unit = this.unit();
-    const [muted, line] = [cssColour("--muted"), cssColour("--line")];
-    const surface = cssColour("--surface");
+    const unit = byteUnit(data.peak_bytes);
+    const muted = cssColour("--muted");
     this.chart.setOption({
       animation: false,
-      textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
+      textStyle: { fontFamily: chartFont() },
       grid: { left: 66, right: 18, top: 34, bottom: 28 },
       xAxis: {
         type: "value", min: 0, max: endMs, axisLine: { lineStyle: { color: cssColour("--line-strong") } },
         axisTick: { lineStyle: { color: cssColour("--line-strong") } }, splitLine: { show: false },
         axisLabel: { color: muted, hideOverlap: true, showMaxLabel: false, formatter: (ms) => this.formatTick(ms) },
       },
-      yAxis: {
-        type: "value", min: 0, max: (Math.max(...moments.map((m) => m.total_bytes), 1) / unit.factor) * 1.12, splitNumber: 4, axisLine: { show: false }, axisTick: { show: false },
-        axisLabel: { color: muted, showMaxLabel: false, formatter: (value) => (value ? `${Number(value.toFixed(2))} ${unit.name}` : "0") }, splitLine: { lineStyle: { color: line } },
-      },
+      yAxis: byteAxis(Math.max(...moments.map((m) => m.total_bytes)), unit),
       tooltip: {
-        trigger: "axis", confine: true, transitionDuration: 0, backgroundColor: surface, borderColor: cssColour("--line-strong"), padding: [8, 12],
+        ...tooltipStyle(), trigger: "axis",
         axisPointer: { type: "line", snap: false, lineStyle: { color: muted, type: "dotted" }, label: { show: false } },
         formatter: (params) => this.tip(params[0].axisValue),
       },

@@ -8,9 +8,7 @@ const endMs = Math.max(
 );
 
 function drawVerdict() {
-  document.title = data.command ? `${data.command} – legroom profile` : "legroom profile";
-  byId("bar-command").textContent = data.command;
-  byId("bar-command").title = data.command;
+  nameWindow(data.command, "profile");
   if (!data.is_complete) {
     byId("badges").append(
       el("span", { class: "badge", id: "incomplete" }, "Cut short: the script failed or was interrupted within this step. The figures cover what ran until then."),
@@ -56,11 +54,5 @@ function drawFigures() {
     ["step", "Step time", data.step_ms === null ? "–" : formatMs(data.step_ms), data.step_ms === null ? `not measured; ${recorded}` : recorded, null],
     ["resident", "Growth of the process", data.resident_peak_bytes === null ? "–" : formatBytes(data.resident_peak_bytes), data.resident_peak_bytes === null ? "not told by the system" : before === null ? "resident memory" : `over ${formatBytes(before)} before the first step`, data.resident_peak_bytes],
   ];
-  for (const [name, title, value, note, bytes] of figures) {
-    byId("figures").append(
-      el("div", { "data-figure": name, "data-bytes": bytes, "data-ms": name === "step" ? data.step_ms : undefined },
-        el("dt", {}, title),
-        el("dd", {}, el("div", { class: "value" }, value), el("div", { class: "note" }, note))),
-    );
-  }
+  drawFigureBoxes(figures.map(([name, title, value, note, bytes]) => [name, title, value, note, { "data-bytes": bytes, "data-ms": name === "step" ? data.step_ms : undefined }]));
 }

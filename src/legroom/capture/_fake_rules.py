@@ -1,0 +1,282 @@
+"""Shapes and sizes of operations that torch's fake tensors get wrong, or refuse, on CPU.
+
+In come the arguments of an operation under `FakeTensorMode`; out come fake results as large as the
+real ones, or, where that depends on values nobody knows yet, as large as they can get.
+"""
+
+# Note [Fake rules]
+# 1. A rule takes the operation's arguments, fake or real, and returns what the operation would. It
+#    is called with a `FakeTensorMode` active, by whoever intercepts operations above that mode.
+# 2. A rule named in `ASSUMED` guesses when the values that it needs are fake: it takes the largest
+#    result that the shapes allow. If the values are real, as those of a batch are, it is exact.
+# 3. Sizes are seldom wrong, but layouts are, and they decide whether a later `reshape` copies. The
+#    rules mend the two that models meet. For inputs in unusual layouts elu, hardswish, softplus,
+#    glu, logsigmoid, roll, batch norm and the element-wise losses are wrong too.
+# 4. `SCRATCH_RULES` tell what a kernel allocates and frees while it runs, beside its results.
+# 5. TorchDynamo and AOTAutograd dispatch to fake kernels themselves; for them `fake_rules()` puts
+#    the exact rules into torch's table. The guesses stay out of it: there torch breaks the graph,
+#    which is right, where a guess would compile a wrong shape.
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from legroom.capture._rnn import lstm_scratch_bytes, lstm_workspace_bytes
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def fake_rules() -> Iterator[None]:
+    """Give the exact rules to every fake tensor mode, those of TorchDynamo and AOTAutograd too.
+
+    Limits: changes a table of torch's for the whole process while the context is open.
+    """
+    table = fake_impls.op_implementations_dict
+    added = {op: _as_implementation(rule) for op, rule in FAKE_RULES.items() if op not in ASSUMED}
+    before = {op: table[op] for op in added if op in table}
+    FakeTensorMode.cache_clear()
+    table.update(added)
+    try:
+        yield
+    finally:
+        for op in added:
+            del table[op]
+        table.update(before)
+        FakeTensorMode.cache_clear()
+
+
+def _as_implementation(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)
+    def implementation(fake_mode: FakeTensorMode, _: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        with fake_mode:
+            return rule(*args, **kwargs)
+
+    return implementation
+
+
+def _known(tensor: Tensor) -> Tensor | None:
+    """The tensor's values, if there are any; see Note [Fake rules], rule 2."""
+    return tensor.constant if isinstance(tensor, FakeTensor) else tensor
+
+
+def _most(tensor: Tensor, value_of: Callable[[Tensor], Tensor], *, otherwise: int) -> int:
+    known = _known(tensor)
+    if known is None:
+        return otherwise
+    with _disable_current_modes():
+        return int(value_of(known).item())
+
+
+def _lstm_layer(input: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """torch's fake kernel has an empty workspace."""
+    hx, cx = args[4:6]
+    num_steps, batch, input_size = input.shape
+    hidden_size = hx.shape[-1]
+    workspace = None
+    if torch.is_grad_enabled():
+        num_bytes = lstm_workspace_bytes(num_steps, batch, input_size, hidden_size)
+        workspace = input.new_empty(num_bytes, dtype=torch.uint8)
+    output = input.new_empty((num_steps, batch, hidden_size))
+    return output, hx.new_empty(hx.shape), cx.new_empty(cx.shape), workspace
+
+
+def _lstm_layer_backward(
+    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, *args: Any
+) -> tuple[Tensor, ...]:
+    """torch's fake kernel returns one tensor for both biases; the real one returns two."""
+    hx, cx = args[2:4]
+    shapes = [each.shape for each in (input, weight_ih, weight_hh)]
+    shapes += [weight_ih.shape[:1], weight_ih.shape[:1], hx.shape, cx.shape]
+    return tuple(input.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def _grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """torch's fake kernel asks for bfloat16, which only CUDA does. Rows are aligned to 16 bytes."""
+    dtype = out_dtype or mat_a.dtype
+    rows, columns = mat_a.shape[-2], mat_b.shape[-1]
+    alignment = 16 // dtype.itemsize
+    padded = -(-columns // alignment) * alignment
+    shape, strides = [rows, columns], [padded, 1]
+    if mat_a.dim() == mat_b.dim():
+        shape.insert(0, mat_a.shape[0] if offs is None else offs.shape[0])
+        strides.insert(0, rows * padded)
+    return mat_a.new_empty_strided(shape, strides, dtype=dtype)
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    *_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Losses, and the forward variables of every time and every place in the longest target."""
+    if isinstance(target_lengths, Tensor):
+        mean = -(-targets.numel() // max(target_lengths.numel(), 1))  # if they are padded: the most
+        longest = _most(target_lengths, torch.max, otherwise=mean)
+    else:
+        longest = max(target_lengths, default=0)
+    if log_probs.dim() == 2:
+        return log_probs.new_empty(()), log_probs.new_empty((len(log_probs), 2 * longest + 1))
+    num_steps, batch, _labels = log_probs.shape
+    alphas = log_probs.new_empty((batch, num_steps, 2 * longest + 1))
+    return log_probs.new_empty((batch,)), alphas
+
+
+def _layer_norm_backward(
+    grad: Tensor, input: Tensor, shape: Sequence[int], *args: Any
+) -> tuple[Tensor | None, ...]:
+    """torch's fake kernel lays the result out as the gradient is; the real one is contiguous."""
+    *_rest, weight, bias, mask = args
+    likes = (input, weight, bias)
+    return tuple(
+        like.new_empty(like.shape) if is_asked else None
+        for like, is_asked in zip(likes, mask, strict=True)
+    )
+
+
+def _log_softmax_backward(
+    grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """As for the layer norm."""
+    return grad.new_empty(grad.shape, dtype=input_dtype)
+
+
+def _nonzero(tensor: Tensor) -> Tensor:
+    count = _most(tensor, torch.count_nonzero, otherwise=tensor.numel())
+    return tensor.new_empty((tensor.dim(), count), dtype=torch.int64).t()
+
+
+def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
+    num_repeats = shape.numel() // max(mask.numel(), 1)
+    count = _most(mask, torch.count_nonzero, otherwise=mask.numel())
+    return tensor.new_empty((count * num_repeats,))
+
+
+def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    return aten.index.Tensor(tensor, _without_masks(indices))  # type: ignore[no-any-return]
+
+
+def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Indices in which a mask is replaced by the positions that it selects."""
+    masks = [each for each in indices if each is not None and each.dtype in _MASK_DTYPES]
+    counts = [_most(mask, torch.count_nonzero, otherwise=mask.numel()) for mask in masks]
+    expanded: list[Tensor | None] = []
+    for each in indices:
+        if each is None or each.dtype not in _MASK_DTYPES:
+            expanded.append(each)
+        else:
+            positions = each.new_empty((min(counts),), dtype=torch.int64)
+            expanded.extend([positions] * each.dim())
+    return expanded
+
+
+def _unique(tensor: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
+    counts = tensor.new_empty((tensor.numel(),), dtype=torch.int64)
+    return tensor.new_empty((tensor.numel(),)), inverse, counts
+
+
+def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    largest = _most(tensor, torch.max, otherwise=minlength - 1)
+    if largest < 0:
+        return aten.bincount.default(tensor, weights, minlength)  # type: ignore[no-any-return]
+    dtype = torch.int64 if weights is None else weights.dtype
+    return tensor.new_empty((max(largest + 1, minlength),), dtype=dtype)
+
+
+_MASK_DTYPES = (torch.bool, torch.uint8)
+
+FAKE_RULES: dict[OpOverload, Callable[..., Any]] = {
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
+    aten._grouped_mm.default: _grouped_mm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._log_softmax_backward_data.default: _log_softmax_backward,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.index.Tensor: _index,
+    aten._unique2.default: _unique,
+    aten.bincount.default: _bincount,
+}
+
+ASSUMED: dict[OpOverload, str] = {
+    aten._ctc_loss.Tensor: "targets are taken to be equally long, as padded ones at most are",
+    aten.nonzero.default: "every element is taken to be nonzero",
+    aten.masked_select.default: "every element is taken to be selected",
+    aten.index.Tensor: "every element is taken to be selected by a mask",
+    aten._unique2.default: "all elements are taken to be different",
+    aten.bincount.default: "values are taken to be below `minlength`",
+}
+
+
+def _lstm_layer_scratch(input: Tensor, *args: Any) -> int:
+    return _forward_scratch(input, hx=args[4])
+
+
+def _lstm_layer_backward_scratch(input: Tensor, *args: Any) -> int:
+    return _backward_scratch(input, hx=args[4], output=args[6], grads=args[9:12])
+
+
+def _our_lstm_layer_scratch(input: Tensor, weights: Any, hx: Tensor, *_: Any) -> int:
+    return _forward_scratch(input, hx)
+
+
+def _our_lstm_layer_backward_scratch(
+    input: Tensor, weights: Any, hx: Tensor, cx: Tensor, outputs: Any, grads: Any, *_: Any
+) -> int:
+    return _backward_scratch(input, hx, outputs[0], grads)
+
+
+def _forward_scratch(input: Tensor, hx: Tensor) -> int:
+    num_steps, batch, input_size = input.shape
+    return lstm_scratch_bytes(num_steps, batch, input_size, hx.shape[-1])
+
+
+def _backward_scratch(
+    input: Tensor, hx: Tensor, output: Tensor, grads: Sequence[Tensor | None]
+) -> int:
+    """The kernel's own, and a copy of each gradient that is missing or not contiguous."""
+    copies = sum(
+        like.numel() * like.element_size()
+        for like, grad in zip((output, hx, hx), grads, strict=True)
+        if grad is None or not grad.is_contiguous()
+    )
+    num_steps, batch, input_size = input.shape
+    own = lstm_scratch_bytes(num_steps, batch, input_size, hx.shape[-1], is_backward=True)
+    return copies + own
+
+
+def _ctc_loss_backward_scratch(*args: Any) -> int:
+    alphas: Tensor = args[6]
+    return alphas.numel() * alphas.element_size()
+
+
+SCRATCH_RULES: dict[OpOverload, Callable[..., int]] = {
+    aten.mkldnn_rnn_layer.default: _lstm_layer_scratch,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward_scratch,
+    torch.ops.legroom.lstm_layer.default: _our_lstm_layer_scratch,
+    torch.ops.legroom.lstm_layer_backward.default: _our_lstm_layer_backward_scratch,
+    aten._ctc_loss_backward.default: _ctc_loss_backward_scratch,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward_scratch,
+}

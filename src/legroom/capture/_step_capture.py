@@ -1,0 +1,344 @@
+"""Captures a training step of a running program, without computing anything.
+
+In goes a step function, or a script that is told where its steps end; out comes a `Capture`: the
+step as eager PyTorch runs it, and the same step with its modules captured as pieces to plan. See
+Note [Four steps].
+"""
+
+# Note [Four steps]
+# 1. From the start on, everything that training changes is fake, and every operation is recorded.
+# 2. The first step makes the optimizer's state. The second is recorded as the plain step, and tells
+#    which modules are called from outside. The third and fourth are Note [Pieces], rule 1.
+# 3. In the end everything is as it was; see Note [Exchange].
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from legroom.capture._autograd import creates_graph, observe_backward
+from legroom.capture._fake import ExchangedState, is_fake, look_at_program, nested_tensors
+from legroom.capture._fake_rules import fake_rules
+from legroom.capture._graph import Graph, NotCaptured
+from legroom.capture._kinds import Kind, Phase
+from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
+from legroom.capture._pieces import Pieces
+from legroom.capture._rnn import rnn_operations
+from legroom.capture._sites import line_of
+from legroom.capture._step_graph import build_graph
+from legroom.capture._steps import AbstractTrainingObserver
+from legroom.capture._trace import Recorder
+from legroom.errors import NothingCapturedError
+
+
+@final
+@dataclass(frozen=True)
+class Capture:
+    """A training step, captured.
+
+    Attributes:
+        plain: The step as eager PyTorch runs it.
+        planned: The same step, with modules captured as pieces whose tensors can be planned.
+        seconds: How long capturing took.
+    """
+
+    plain: Graph
+    planned: Graph
+    seconds: float
+
+
+class _Step(enum.Enum):
+    WARM = "first step, which makes the optimizer's state"
+    PLAIN = "the plain step"
+    LEARN = "capturing modules"
+    PIECES = "tracing forward and backward"
+
+
+class StepCapture(AbstractTrainingObserver):
+    """Captures the steps of a program while somebody runs it.
+
+    Whoever runs it calls `start`, then `step_ends` at the end of each step until it returns True,
+    then `finish`; and lets it hear of optimizers and backward passes, as a `StepFinder` does with
+    its observer. `abandon` puts everything back wherever it stands.
+
+    Args:
+        models: Modules whose calls become pieces; none named: all that are called from outside.
+        exactness: What plans may change; decides how recurrent layers are captured.
+        on_progress: Is told what comes next, in a few words.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Iterable[nn.Module] = (),
+        exactness: str = "bitwise",
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self._models = list(models)
+        self._exactness = exactness
+        self._on_progress = on_progress or (lambda text: None)
+        self._open = contextlib.ExitStack()
+        self._steps = list(_Step)
+        self._spans: dict[_Step, range] = {}
+        self._began = 0.0
+        self._optimizers: list[Optimizer] = []
+        self._pieces: Pieces | None = None
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Exchange everything for fakes and record from here on."""
+        self._began = time.perf_counter()
+        gc.collect()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._recorder = Recorder(mode)
+        self._paths = ModulePaths()
+        self._watch = ModuleWatch(self._paths)
+        self._exchange(mode)
+        self._open.enter_context(_eager_stance())
+        self._open.enter_context(fake_rules())
+        self._open.enter_context(mode)
+        self._open.enter_context(self._recorder)
+        self._plain_hooks = contextlib.ExitStack()
+        self._open.enter_context(self._plain_hooks)
+        self._begin(self._steps[0])
+
+    def step_ends(self) -> bool:
+        """A step has ended; True when all that were needed have."""
+        step = self._steps.pop(0)
+        self._spans[step] = range(self._first, self._recorder.position)
+        self._label()
+        if step is _Step.PLAIN:
+            self._plain_hooks.close()
+        if self._pieces is not None:
+            self._pieces.step_ends()
+        if self._steps:
+            self._begin(self._steps[0])
+        return not self._steps
+
+    def finish(self) -> Capture:
+        """Put everything back and hand over what was captured.
+
+        Raises:
+            NothingCapturedError: No call of a module could be captured.
+        """
+        assert not self._steps, "legroom: finish() before the last step has ended"
+        assert self._pieces is not None, "legroom: no pieces after the last step"
+        notes = tuple(self._pieces.not_captured())
+        self.abandon()
+        if not self._pieces.codes:
+            raise NothingCapturedError(tuple(f"{note.what}: {note.why}" for note in notes))
+        blocks = repeated_blocks(self._watch)
+        assumed = tuple(self._assumptions())
+        plain = build_graph(
+            self._recorder, self._spans[_Step.PLAIN], blocks=blocks, not_captured=assumed
+        )
+        planned = build_graph(
+            self._recorder,
+            self._spans[_Step.PIECES],
+            blocks=blocks,
+            num_pieces=len(self._pieces.codes),
+            not_captured=assumed + notes,
+        )
+        return Capture(plain, planned, time.perf_counter() - self._began)
+
+    def abandon(self) -> None:
+        """Put everything back as it was. Safe to call twice."""
+        if self._pieces is not None:
+            self._pieces.remove()
+        self._open.close()
+
+    def _begin(self, step: _Step) -> None:
+        self._on_progress(step.value)
+        self._first = self._recorder.position
+        self._recorder.phase = Phase.OTHER
+        if step is _Step.PLAIN:
+            self._plain_hooks.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
+            self._plain_hooks.enter_context(self._watch.installed())
+            self._recorder.current_module = lambda: self._watch.current
+            self._recorder.on_forward = self._count_operation
+        elif step is _Step.LEARN:
+            self._recorder.on_forward = None
+            self._pieces = Pieces(self._recorder, self._paths, self._watch.calls, self._models)
+            self._open.enter_context(rnn_operations(self._exactness))
+            self._pieces.install()
+        elif step is _Step.PIECES and self._pieces is not None:
+            self._pieces.is_learning = False
+
+    def _count_operation(self, module: str) -> None:
+        self._watch.num_operations[module] += 1
+
+    # State ---------------------------------------------------------------------------------------
+
+    def _exchange(self, mode: FakeTensorMode) -> None:
+        program = look_at_program()
+        state = ExchangedState(mode)
+        self._open.callback(state.put_back)
+        self._open.callback(self._recorder.close)
+        for kind, tensor in state.exchange(program):
+            self._recorder.add_storage(tensor, is_made=False).kind = kind
+        self._paths.learn_owners(program.modules)
+        self._optimizers = list(program.optimizers)
+        for tensor in program.tensors:
+            self._add_data(tensor, state)
+        devices = {tensor.device for tensor in program.tensors if isinstance(tensor, nn.Parameter)}
+        self._recorder.device = next(iter(devices - {torch.device("cpu")}), torch.device("cpu"))
+
+    def _add_data(self, tensor: torch.Tensor, state: ExchangedState) -> None:
+        """Count a tensor that stays real: its storage, unless NumPy or a fake owns it."""
+        if is_fake(tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        try:
+            storage = tensor.untyped_storage()
+            if not storage.nbytes() or not storage.data_ptr():
+                return
+        except (RuntimeError, NotImplementedError):  # functorch, lazy parameters, nested tensors
+            return
+        stand_in = state.storage_standing_for(storage)
+        if stand_in is not None:
+            known = self._recorder.find_storage(stand_in)
+            if known is not None:
+                self._recorder.alias(storage, known)
+            return
+        is_foreign = not storage.resizable() and not storage.is_shared()
+        self._recorder.add_storage(tensor, is_made=False, num_bytes=0 if is_foreign else None)
+
+    def _label(self) -> None:
+        """Say of each known storage what it is."""
+        names: dict[int, str] = {}
+        for name, tensor in self._paths.tensors():
+            names.setdefault(id(tensor), name)
+            self._name(tensor, Kind.WEIGHTS, name)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    name = names.get(id(param), "")
+                    self._name(param, Kind.WEIGHTS, name)
+                    self._name(param.grad, Kind.GRADIENTS, name and f"{name}.grad")
+            for param, state in optimizer.state.items():
+                for key, tensor in nested_tensors("", state):
+                    owner = names.get(id(param), "")
+                    self._name(tensor, Kind.OPTIMIZER_STATE, owner and f"{owner}.{key}")
+        for name, tensor in self._paths.tensors():
+            if tensor.is_leaf:
+                self._name(tensor.grad, Kind.GRADIENTS, f"{name}.grad")
+
+    def _name(self, tensor: torch.Tensor | None, kind: Kind, name: str) -> None:
+        raw = None if tensor is None else self._recorder.find(tensor)
+        if raw is not None and not raw.name:
+            raw.kind, raw.name = kind, name
+
+    # What the program does -----------------------------------------------------------------------
+
+    def optimizer_starts(self, optimizer: Optimizer) -> None:
+        """The optimizer phase begins; gradients are complete."""
+        if not any(known is optimizer for known in self._optimizers):
+            self._optimizers.append(optimizer)
+        self._label()
+        self._recorder.phase = Phase.OPTIMIZER
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """The optimizer phase ends."""
+        self._recorder.phase = Phase.OTHER
+
+    @contextlib.contextmanager
+    def around_backward(self, roots: tuple[torch.Tensor, ...]) -> Iterator[None]:
+        """Mark what runs inside as backward, and notice gradients of gradients."""
+        before = self._recorder.phase
+        self._recorder.phase = Phase.BACKWARD
+        self._watch.is_in_backward = True
+        try:
+            yield
+        finally:
+            self._recorder.phase = before
+            self._watch.is_in_backward = False
+        if creates_graph() and self._pieces is None:
+            self._watch.forbid_double_backward(roots)
+
+    def _assumptions(self) -> Iterator[NotCaptured]:
+        sites = self._recorder.sites.sites
+        for site, count in self._recorder.assumed.items():
+            where = line_of(sites[site].user_file, sites[site].user_line)
+            times = "a value" if count == 1 else "values"
+            yield NotCaptured(
+                f"{times} read at {where}", "they were not known; 1, 1.0 or True was assumed"
+            )
+        for reason, names in self._recorder.guessed.items():
+            yield NotCaptured(f"sizes made by {', '.join(sorted(names))}", reason)
+
+
+def capture_step(
+    step: Callable[[], object],
+    *,
+    models: Iterable[nn.Module] = (),
+    exactness: str = "bitwise",
+    on_progress: Callable[[str], None] | None = None,
+) -> Capture:
+    """Capture a training step: forward, loss, backward and optimizer.
+
+    The step is called four times, on tensors that have no memory. Afterwards parameters, buffers,
+    gradients, optimizer state and random numbers are as they were.
+
+    Args:
+        step: Runs one training step.
+        models: Modules whose calls become pieces; none named: all that are called from outside.
+        exactness: What plans may change: `"bitwise"`, `"rounding"` or `"lossy"`.
+        on_progress: Is told what comes next, in a few words.
+
+    Raises:
+        NothingCapturedError: No call of a module could be captured.
+
+    Limits: what the step keeps elsewhere is not put back: an iterator over batches has moved on,
+    a list of losses holds fake tensors.
+    """
+    capture = StepCapture(models=models, exactness=exactness, on_progress=on_progress)
+    try:
+        with _observed_by(capture):
+            capture.start()
+            while True:
+                step()
+                if capture.step_ends():
+                    break
+        return capture.finish()
+    finally:
+        capture.abandon()
+
+
+@contextlib.contextmanager
+def _observed_by(observer: AbstractTrainingObserver) -> Iterator[None]:
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(
+            register_optimizer_step_pre_hook(
+                lambda optimizer, args, kwargs: observer.optimizer_starts(optimizer)
+            ).remove
+        )
+        hooks.callback(
+            register_optimizer_step_post_hook(
+                lambda optimizer, args, kwargs: observer.optimizer_ends(optimizer)
+            ).remove
+        )
+        hooks.enter_context(observe_backward(lambda roots, _: observer.around_backward(roots)))
+        yield
+
+
+@contextlib.contextmanager
+def _eager_stance() -> Iterator[None]:
+    """Run what the program itself has compiled as it is written."""
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,170 @@
+"""Times of operations, kept between runs in the user's cache folder.
+
+In goes what was measured, line by line; out comes, in a later process on the same device, the same
+again. One file for each surrounding that times depend on; see Note [Time cache].
+"""
+
+# Note [Time cache]
+# 1. A file holds the times of one surrounding: device, threads, torch and its settings. Its name is
+#    a hash of that, and its first line says it in words.
+# 2. Each result is one line, appended in one write as soon as it is there: a process that is killed
+#    loses nothing, two processes do not mix their lines, and the last line on a signature counts.
+# 3. A line that cannot be read is left out, and the file written anew without it, through a
+#    temporary file and a rename.
+# 4. The cache is never needed: what goes wrong with it becomes a note, not an error.
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from legroom.meter._costs import OperationTime
+
+_SCHEMA = "legroom.times/1"
+
+
+def cache_folder() -> Path:
+    """Where legroom keeps files between runs: `LEGROOM_CACHE_DIR`, or the user's cache folder.
+
+    Raises:
+        RuntimeError: No such variable is set and the user has no home.
+    """
+    if own := os.environ.get("LEGROOM_CACHE_DIR"):
+        return Path(own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "legroom"
+    return Path.home() / ".cache" / "legroom"
+
+
+def surroundings_of(device: torch.device) -> dict[str, str]:
+    """What the time of an operation depends on beside its signature."""
+    return {
+        "device": device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the processor or the card."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@final
+class TimeCache:
+    """The file for one surrounding; see Note [Time cache].
+
+    Attributes:
+        notes: What went wrong, in sentences.
+    """
+
+    def __init__(self, surroundings: dict[str, str]) -> None:
+        self.notes: list[str] = []
+        self._surroundings = surroundings
+        self._path: Path | None = None
+
+    def read(self) -> dict[str, OperationTime]:
+        """Everything the file holds; empty where there is none. Opens it for `add`."""
+        try:
+            folder = cache_folder() / "operation_times"
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{_digest(self._surroundings)}.jsonl"
+            is_new = not path.exists()
+            _append(path, self._header() if is_new else "")
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except (OSError, RuntimeError) as error:
+            self._give_up(error)
+            return {}
+        self._path = path
+        times, num_bad = _read_lines(text.splitlines())
+        if num_bad:
+            self.notes.append(f"{path}: what could not be read was left out (lines: {num_bad})")
+        if num_bad or not text.endswith("\n"):
+            self._rewrite(path, times)
+        return times
+
+    def add(self, signature: str, time: OperationTime) -> None:
+        """Write one measured time to the file at once."""
+        if self._path is None:
+            return
+        try:
+            _append(self._path, _line(signature, time))
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._path = None
+        self.notes.append(
+            f"times of operations are not kept for the next run: {error} "
+            "(LEGROOM_CACHE_DIR names another folder)"
+        )
+
+    def _header(self) -> str:
+        return json.dumps({"schema": _SCHEMA, **self._surroundings}) + "\n"
+
+    def _rewrite(self, path: Path, times: dict[str, OperationTime]) -> None:
+        text = self._header() + "".join(_line(*item) for item in times.items())
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError as error:
+            self._give_up(error)
+
+
+def _digest(surroundings: dict[str, str]) -> str:
+    text = json.dumps([_SCHEMA, surroundings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _append(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _line(signature: str, time: OperationTime) -> str:
+    fields = {"signature": signature, "ms": time.ms, "workspace_bytes": time.workspace_bytes}
+    return json.dumps(fields) + "\n"
+
+
+def _read_lines(lines: list[str]) -> tuple[dict[str, OperationTime], int]:
+    times: dict[str, OperationTime] = {}
+    num_bad = 0
+    for line in lines:
+        try:
+            fields = json.loads(line)
+            if isinstance(fields, dict) and fields.get("schema") == _SCHEMA:
+                continue
+            times[str(fields["signature"])] = _read_time(fields)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            num_bad += 1
+    return times, num_bad
+
+
+def _read_time(fields: dict[str, Any]) -> OperationTime:
+    ms, workspace_bytes = float(fields["ms"]), int(fields["workspace_bytes"])
+    if not (math.isfinite(ms) and ms >= 0 and workspace_bytes >= 0):
+        raise ValueError(f"no time: {fields!r}")
+    return OperationTime(ms, is_measured=True, workspace_bytes=workspace_bytes)

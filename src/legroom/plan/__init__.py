@@ -1,0 +1,47 @@
+"""What would fit, and what it would cost: a plan for a training step under a budget in bytes.
+
+In goes a captured graph with times; out comes a `PlanReport`. Nothing of the model runs here.
+"""
+
+from legroom.plan._budget import Budget, parse_activations, parse_budget
+from legroom.plan._callable import plan
+from legroom.plan._options import (
+    PlanOptions,
+    choose_ways,
+    faults_of,
+    faults_of_ways,
+    report_faults,
+)
+from legroom.plan._plan import (
+    Decision,
+    FrontierPoint,
+    LiveTensor,
+    Plan,
+    PlanReport,
+    PresetPoint,
+    SweepPoint,
+)
+from legroom.plan._scripted import plan_script
+from legroom.plan._sweep import find_largest, largest_that_fits
+
+__all__ = [
+    "Budget",
+    "Decision",
+    "FrontierPoint",
+    "LiveTensor",
+    "Plan",
+    "PlanOptions",
+    "PlanReport",
+    "PresetPoint",
+    "SweepPoint",
+    "choose_ways",
+    "faults_of",
+    "faults_of_ways",
+    "find_largest",
+    "largest_that_fits",
+    "parse_activations",
+    "parse_budget",
+    "plan",
+    "plan_script",
+    "report_faults",
+]

@@ -1,0 +1,120 @@
+"""The budget of a plan: what people write, and the bytes that it means for a given step.
+
+In goes `"4GiB"`, `"50%"` or a number of bytes; out comes a `Budget`, which becomes bytes once the
+plain step's peak and its state are known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import final
+
+from legroom.errors import UsageError
+from legroom.units import format_bytes, parse_bytes
+
+_SHARE = re.compile(r"^\s*(-?[0-9]+(?:\.[0-9]+)?)\s*%\s*$")
+_BUDGET_FORMS = "a size (4GiB, 500MB) or a share of the plain step's peak (50%)"
+_ACTIVATION_FORMS = "a share (50%) of what the step holds beside weights, gradients and optimizer"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """An upper bound on the peak of a step; exactly one of bytes and share is given.
+
+    Attributes:
+        num_bytes: The bound itself.
+        share: Of the plain step's peak, above 0 and at most 1.
+        spares_state: Whether the share is of what lies above the state: state plus that share of
+            the rest.
+    """
+
+    num_bytes: int | None = None
+    share: float | None = None
+    spares_state: bool = False
+
+    def resolve(self, plain_peak_bytes: int, state_bytes: int) -> int:
+        """The bound in bytes for a step with this plain peak and state."""
+        if self.share is None:
+            assert self.num_bytes is not None, "a budget without bytes or share: a bug of legroom"
+            return self.num_bytes
+        base = min(state_bytes, plain_peak_bytes) if self.spares_state else 0
+        return base + int(self.share * (plain_peak_bytes - base))
+
+    def __str__(self) -> str:
+        if self.num_bytes is not None:
+            return format_bytes(self.num_bytes)
+        share = f"{100 * (self.share or 0):g} %"
+        return f"state plus {share} of the rest" if self.spares_state else f"{share} of the peak"
+
+
+def parse_budget(value: str | int) -> Budget:
+    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak) or a number of bytes.
+
+    Raises:
+        UsageError: It is neither, not more than nothing, or more than all.
+    """
+    share = _parse_share(value, "budget", _BUDGET_FORMS)
+    if share is not None:
+        return Budget(share=share)
+    return Budget(num_bytes=_parse_size(value))
+
+
+def parse_activations(value: str) -> Budget:
+    """The budget of state plus a share, `"50%"`, of the rest.
+
+    Raises:
+        UsageError: It is not a share above 0 % and up to 100 %.
+    """
+    share = _parse_share(value, "activations", _ACTIVATION_FORMS)
+    if share is None:
+        raise UsageError(
+            f"activations {value!r} is not a share; write {_ACTIVATION_FORMS}, or give bytes as "
+            "the budget"
+        )
+    return Budget(share=share, spares_state=True)
+
+
+def choose_budget(budget: str | int | None, activations: str | None) -> Budget | None:
+    """The one budget that was asked for; None if none was.
+
+    Raises:
+        UsageError: It is malformed, or both were given.
+    """
+    if budget is not None and activations is not None:
+        raise UsageError(
+            f"budget {budget!r} and activations {activations!r} were both given; "
+            "they bound the same peak, so give one"
+        )
+    if budget is not None:
+        return parse_budget(budget)
+    return None if activations is None else parse_activations(activations)
+
+
+def _parse_share(value: str | int, what: str, forms: str) -> float | None:
+    """The share in a text that ends in %; None for anything else."""
+    match = _SHARE.match(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    percent = float(match.group(1))
+    if percent <= 0:
+        raise UsageError(f"{what} {value!r} leaves nothing; write {forms}")
+    if percent > 100:
+        raise UsageError(
+            f"{what} {value!r} is more than the plain step needs, so there is nothing to plan; "
+            "write at most 100%"
+        )
+    return percent / 100
+
+
+def _parse_size(value: str | int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise UsageError(f"budget {value!r} is not a budget; write {_BUDGET_FORMS}")
+    try:
+        count = value if isinstance(value, int) else parse_bytes(value)
+    except UsageError:
+        raise UsageError(f"budget {value!r} is not a size; write {_BUDGET_FORMS}") from None
+    if count <= 0:
+        raise UsageError(f"budget {value!r} leaves nothing; write {_BUDGET_FORMS}")
+    return count

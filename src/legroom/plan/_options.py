@@ -1,0 +1,171 @@
+"""What a user may ask of a plan: budget, ways, exactness, device, how long to solve.
+
+In go values as people write them; `check` says everything that is wrong with them at once, before
+anything runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+from legroom import variants, ways
+from legroom.errors import UnknownNameError, UsageError
+from legroom.meter import parse_device
+from legroom.plan._budget import Budget, choose_budget
+from legroom.ways import Exactness
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What to plan.
+
+    Attributes:
+        budget: Upper bound on the peak: `"4GiB"`, `"50%"` of the plain step's peak, or bytes.
+        activations: The same as state plus a share of the rest: `"50%"`.
+        ways: Names of the ways and variants that may be used; None: all. `hold` always may.
+        exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
+        device: Another device to plan for, by name or described; None: the one in use.
+        time_limit_s: Longest time to solve for one budget.
+        num_points: Budgets on the frontier; 0: only floor and chosen budget.
+    """
+
+    budget: str | int | None = None
+    activations: str | None = None
+    ways: tuple[str, ...] | None = None
+    exactness: str = "bitwise"
+    device: str | None = None
+    time_limit_s: float = 30.0
+    num_points: int = 10
+
+    def check(self) -> None:
+        """Raise one `UsageError` for everything that is wrong."""
+        report_faults(self.faults())
+
+    def faults(self) -> list[str]:
+        """Everything that is wrong, a sentence each."""
+        return [
+            *faults_of(choose_budget, self.budget, self.activations),
+            *self._faults_of_exactness(),
+            *(fault for name in self.ways or () for fault in faults_of(_entry, name)),
+            *(faults_of(parse_device, self.device) if self.device is not None else ()),
+            *self._faults_of_numbers(),
+        ]
+
+    @property
+    def chosen_budget(self) -> Budget | None:
+        """The budget that was asked for; None if none was."""
+        return choose_budget(self.budget, self.activations)
+
+    @property
+    def way_names(self) -> tuple[str, ...] | None:
+        """The names among `ways` that are ways; None: all."""
+        return self._among(ways.names())
+
+    @property
+    def variant_names(self) -> tuple[str, ...] | None:
+        """The names among `ways` that are variants; None: all."""
+        return self._among(variants.names())
+
+    def _among(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
+        return None if self.ways is None else tuple(name for name in self.ways if name in known)
+
+    def _faults_of_exactness(self) -> Iterator[str]:
+        allowed = [each.value for each in Exactness]
+        if self.exactness not in allowed:
+            yield f"exactness {self.exactness!r} is unknown; write {', '.join(allowed)}"
+
+    def _faults_of_numbers(self) -> Iterator[str]:
+        if not (self.time_limit_s > 0 and math.isfinite(self.time_limit_s)):
+            yield f"time limit {self.time_limit_s!r} s leaves no time; write seconds above 0"
+        if self.num_points < 0:
+            yield f"{self.num_points!r} points make no frontier; write 0 for none, or more"
+
+
+def choose_ways(
+    *, only: Iterable[str] = (), without: Iterable[str] = (), exactness: str = "bitwise"
+) -> tuple[str, ...] | None:
+    """The names that may be used, of ways and variants; None where nothing was said: all.
+
+    Args:
+        only: If any, nothing but these.
+        without: Not these.
+        exactness: What was asked for; a name in `only` that it does not allow is a fault.
+
+    Raises:
+        UsageError: Names that are unknown, contradict one another, or cannot be left out.
+    """
+    only, without = tuple(only), tuple(without)
+    report_faults(faults_of_ways(only=only, without=without, exactness=exactness))
+    if not only and not without:
+        return None
+    chosen = only or (*ways.names(), *variants.names())
+    return tuple(name for name in chosen if name not in without)
+
+
+def faults_of_ways(
+    *, only: Iterable[str] = (), without: Iterable[str] = (), exactness: str = "bitwise"
+) -> Iterator[str]:
+    """Everything that `choose_ways` would complain about, a sentence each."""
+    only, without = tuple(only), tuple(without)
+    for name in dict.fromkeys((*only, *without)):
+        yield from faults_of(_entry, name)
+    for name in only:
+        if name in without:
+            yield f"{name!r} is asked for with and without; give one of them"
+        yield from _faults_of_name(name, exactness)
+    if ways.Hold.name in without:
+        yield f"{ways.Hold.name!r} cannot be left out: what nothing else applies to is held"
+
+
+def _faults_of_name(name: str, exactness: str) -> Iterator[str]:
+    if name not in (*ways.names(), *variants.names()) or exactness not in _EXACTNESS_NAMES:
+        return  # said already
+    needed = _entry(name).exactness
+    if not Exactness(exactness).allows(needed):
+        yield (
+            f"{name!r} is {needed.value}, but exactness is {exactness!r}; "
+            f"ask for exactness {needed.value!r} too"
+        )
+
+
+_EXACTNESS_NAMES = tuple(each.value for each in Exactness)
+
+
+def _entry(name: str) -> type[ways.AbstractWay] | type[variants.AbstractVariant]:
+    """The way or variant of that name.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    if name in variants.names():
+        return variants.get(name)
+    if name in ways.names():
+        return ways.get(name)
+    known = (*ways.names(), *variants.names())
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(f"unknown way {name!r}; available: {', '.join(known)}{hint}")
+
+
+def faults_of(check: Callable[..., object], *arguments: object) -> list[str]:
+    """What the check complains about, as a list of none or one."""
+    try:
+        check(*arguments)
+    except UsageError as error:
+        return [str(error)]
+    return []
+
+
+def report_faults(faults: Iterable[str]) -> None:
+    """Raise one `UsageError` that says all of them; nothing for none."""
+    found = list(dict.fromkeys(faults))
+    if len(found) == 1:
+        raise UsageError(found[0])
+    if found:
+        listed = "".join(f"\n  - {fault}" for fault in found)
+        raise UsageError(f"{len(found)} options are wrong:{listed}")

@@ -1,0 +1,330 @@
+"""The planning problem: which tensors there is a choice for, and what is fixed around them.
+
+In go a captured graph and the enabled ways and variants; out comes a `Problem`, which the
+simulator executes and the solvers solve. See Note [Problem].
+"""
+
+# Note [Problem]
+# 1. A candidate is a tensor that forward makes and that backward reads, or that would be read to
+#    remake such a one. Each has options, one per way that applies; option 0 is always hold.
+# 2. Positions are indexes of operations. A candidate's first life lasts from its producer to its
+#    last use in forward; that part is fixed and is counted in the base, with everything that is
+#    not a candidate.
+# 3. `base_during[p]`: bytes of the base while operation p runs, its scratch memory included;
+#    `base_before[p]`: just before it starts. A plan adds to that what it holds and gives back.
+# 4. A choice is one option per candidate; nothing else is decided. What is given back is given
+#    back once, as late as possible, and stays until its last use (`_simulate`).
+# 5. A need is what one operation of backward reads among the candidates, one set per variant of
+#    the operation. Where a variant needs less than another, the other is left out.
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import final
+
+from legroom.capture import Graph, Kind, OperationInfo, Phase, TensorInfo
+from legroom.variants import AbstractVariant
+from legroom.ways import AbstractWay, Hold, Saving
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way for one candidate."""
+
+    way: str
+    saving: Saving
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A tensor with a choice; see Note [Problem], rules 1 and 2.
+
+    Attributes:
+        tensor: Its index in the graph.
+        producer: Position of the operation that makes it; -1 if it was there before the step.
+        last_forward_use: Position after which forward needs it no more.
+        late_uses: Positions in backward that read it, under one variant or another.
+    """
+
+    tensor: int
+    num_bytes: int
+    producer: int
+    last_forward_use: int
+    late_uses: tuple[int, ...]
+    options: tuple[Option, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What running an operation of forward again means.
+
+    Attributes:
+        needs: Candidates that must be there.
+        makes: Candidates that come back.
+        passing_bytes: Outputs that are not candidates: made and dropped at once.
+    """
+
+    operation: int
+    needs: tuple[int, ...]
+    makes: tuple[int, ...]
+    passing_bytes: int
+    workspace_bytes: int
+    time_ms: float
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """Everything that simulating and solving need; see Note [Problem].
+
+    Attributes:
+        needs: For each position of backward that reads candidates: alternatives, of which one is
+            chosen by `Choice.variants`; almost always there is one only.
+        reruns: By position of the operation.
+        variant_names: For positions with alternatives, their names; `""` is PyTorch's own.
+        candidate_of: Number of the candidate, by index of the tensor.
+        last_use: Last position that reads or writes a tensor, by index of the tensor.
+    """
+
+    graph: Graph
+    candidates: tuple[Candidate, ...]
+    needs: dict[int, tuple[tuple[int, ...], ...]]
+    reruns: dict[int, Rerun]
+    variant_names: dict[int, tuple[str, ...]]
+    base_before: tuple[int, ...]
+    base_during: tuple[int, ...]
+    step_ms: float
+    candidate_of: dict[int, int]
+    last_use: dict[int, int]
+
+    @property
+    def num_positions(self) -> int:
+        """How many operations the step has."""
+        return len(self.base_during)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An option for each candidate, and a variant for each operation that has several.
+
+    Attributes:
+        options: Index into `Candidate.options`, by candidate.
+        variants: Index into `Problem.needs[position]`; absent positions take the first.
+    """
+
+    options: tuple[int, ...]
+    variants: tuple[tuple[int, int], ...] = ()
+
+
+def build_problem(
+    graph: Graph,
+    ways: tuple[type[AbstractWay], ...],
+    variants: tuple[type[AbstractVariant], ...] = (),
+) -> Problem:
+    """Find the candidates of a graph and count everything else into the base."""
+    return _Builder(graph, ways, variants).build()
+
+
+class _Builder:
+    def __init__(
+        self,
+        graph: Graph,
+        ways: tuple[type[AbstractWay], ...],
+        variants: tuple[type[AbstractVariant], ...],
+    ) -> None:
+        self._graph = graph
+        self._ways = ways
+        self._variants = variants
+        self._alternatives: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        self._last_use = {
+            tensor: op.index
+            for op in graph.operations
+            for tensor in (*op.reads, *op.writes, *op.updates)
+        }
+        self._last_forward_use = {
+            tensor: op.index
+            for op in graph.operations
+            if op.phase is not Phase.BACKWARD
+            for tensor in op.reads
+        }
+
+    def build(self) -> Problem:
+        graph = self._graph
+        for op in graph.operations:
+            if op.phase is Phase.BACKWARD:
+                self._alternatives[op.index] = self._alternatives_of(op)
+        chosen = self._find_candidates()
+        numbers = {tensor: number for number, tensor in enumerate(chosen)}
+        needs, names = {}, {}
+        late_uses: dict[int, list[int]] = defaultdict(list)
+        for position, alternatives in self._alternatives.items():
+            sets = _without_dominated(
+                [
+                    (name, tuple(numbers[t] for t in reads if t in numbers))
+                    for name, reads in alternatives
+                ]
+            )
+            if len(sets) > 1 or sets[0][0]:
+                names[position] = tuple(name for name, _ in sets)
+            if any(each for _, each in sets):
+                needs[position] = tuple(each for _, each in sets)
+            for number in sorted({each for _, reads in sets for each in reads}):
+                late_uses[number].append(position)
+        candidates = tuple(
+            self._candidate(tensor, late_uses[number]) for number, tensor in enumerate(chosen)
+        )
+        before, during = self._base(candidates)
+        return Problem(
+            graph=graph,
+            candidates=candidates,
+            needs=needs,
+            reruns=self._reruns(candidates, numbers),
+            variant_names=names,
+            base_before=before,
+            base_during=during,
+            step_ms=graph.step_ms,
+            candidate_of=numbers,
+            last_use=self._last_use,
+        )
+
+    def _alternatives_of(self, op: OperationInfo) -> list[tuple[str, tuple[int, ...]]]:
+        found = [("", op.reads)]
+        for variant in self._variants:
+            reads = variant.reads(op, self._graph) if op.piece >= 0 else None
+            if reads is not None:
+                found.append((variant.name, reads))
+        return found
+
+    def _find_candidates(self) -> list[int]:
+        """Forward's tensors that backward reads, and what remaking them would read, in order."""
+        found: set[int] = set()
+        pending = [
+            tensor
+            for alternatives in self._alternatives.values()
+            for _, reads in alternatives
+            for tensor in reads
+            if self._graph.tensors[tensor].is_planned
+        ]
+        while pending:
+            tensor = pending.pop()
+            if tensor in found or not self._has_choice(self._graph.tensors[tensor]):
+                continue
+            found.add(tensor)
+            producer = self._graph.operations[self._graph.tensors[tensor].producer]
+            if producer.piece >= 0:
+                pending.extend(producer.needs_to_remake)
+        return sorted(found)
+
+    def _has_choice(self, tensor: TensorInfo) -> bool:
+        if tensor.producer < 0 or not self._graph.operations[tensor.producer].is_forward:
+            return False
+        # Made outside, or handed out: it lives as recorded, unless a remake is to read it later.
+        return tensor.is_planned or tensor.released_after is not None
+
+    def _candidate(self, index: int, late_uses: list[int]) -> Candidate:
+        tensor = self._graph.tensors[index]
+        producer = self._graph.operations[tensor.producer]
+        options = []
+        for way in self._ways:
+            saving = way.estimate(tensor, producer)
+            if saving is None or (producer.piece < 0 and way is not Hold):
+                continue
+            if way is Hold or saving.held_bytes < tensor.num_bytes:
+                options.append(Option(way.name, saving))
+        return Candidate(
+            tensor=index,
+            num_bytes=tensor.num_bytes,
+            producer=tensor.producer,
+            last_forward_use=self._end_of_first_life(tensor),
+            late_uses=tuple(late_uses),
+            options=tuple(options),
+        )
+
+    def _end_of_first_life(self, tensor: TensorInfo) -> int:
+        end = self._last_forward_use.get(tensor.index, tensor.producer)
+        if not tensor.is_planned and tensor.released_after is not None:
+            end = max(end, tensor.released_after)
+        return end
+
+    def _reruns(
+        self, candidates: tuple[Candidate, ...], numbers: dict[int, int]
+    ) -> dict[int, Rerun]:
+        reruns = {}
+        for position in sorted({each.producer for each in candidates}):
+            op = self._graph.operations[position]
+            makes = tuple(numbers[t] for t in op.writes if t in numbers)
+            reruns[position] = Rerun(
+                operation=position,
+                needs=tuple(numbers[t] for t in op.needs_to_remake if t in numbers),
+                makes=makes,
+                passing_bytes=sum(
+                    self._graph.tensors[t].num_bytes for t in op.writes if t not in numbers
+                ),
+                workspace_bytes=op.workspace_bytes,
+                time_ms=op.time_ms,
+            )
+        return reruns
+
+    def _base(self, candidates: tuple[Candidate, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See Note [Problem], rule 3."""
+        operations = self._graph.operations
+        ends = {each.tensor: each.last_forward_use for each in candidates}
+        changes = [0] * (len(operations) + 1)  # in effect from this position on
+        for tensor in self._graph.tensors:
+            if tensor.index in ends:
+                end: int | None = ends[tensor.index]
+            elif tensor.is_planned:
+                end = self._last_use.get(tensor.index, tensor.producer)
+            else:
+                end = tensor.released_after
+            changes[max(tensor.producer, 0)] += tensor.num_bytes
+            if end is not None and end < len(operations):
+                changes[end + 1] -= tensor.num_bytes
+        before, during, alive = [], [], 0
+        born = self._bytes_born()
+        for op in operations:
+            alive += changes[op.index]
+            during.append(alive + op.workspace_bytes)
+            before.append(alive - born[op.index])
+        return tuple(before), tuple(during)
+
+    def _bytes_born(self) -> dict[int, int]:
+        born: dict[int, int] = defaultdict(int)
+        for tensor in self._graph.tensors:
+            if tensor.producer >= 0:
+                born[tensor.producer] += tensor.num_bytes
+        return born
+
+
+def _without_dominated(
+    sets: list[tuple[str, tuple[int, ...]]],
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Leave out alternatives that need all that another one needs, and more."""
+    kept: list[tuple[str, tuple[int, ...]]] = []
+    for name, needs in sets:
+        mine = set(needs)
+        others = [set(other) for _, other in sets if other is not needs]
+        if any(other < mine for other in others):
+            continue
+        if any(set(each) == mine for _, each in kept):
+            continue
+        kept.append((name, needs))
+    return kept
+
+
+def kinds_at(graph: Graph, position: int) -> dict[Kind, int]:
+    """Bytes of each kind that recorded lives have alive while an operation runs."""
+    totals: dict[Kind, int] = defaultdict(int)
+    for tensor in graph.tensors:
+        end = tensor.released_after
+        if max(tensor.producer, 0) <= position and (end is None or position <= end):
+            totals[tensor.kind] += tensor.num_bytes
+    workspace = graph.operations[position].workspace_bytes if graph.operations else 0
+    if workspace:
+        totals[Kind.WORKSPACE] += workspace
+    return dict(totals)

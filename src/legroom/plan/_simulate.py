@@ -1,0 +1,291 @@
+"""The simulator: executes a step under a choice, symbolically. The only source of predictions.
+
+In go a problem and a choice; out come the peak, where it is, and the time that the choice adds.
+See Note [Giving back]. Complexity: linear in operations of backward, candidates and remakes; about
+one millisecond for a 6-layer GPT-2. Oracle: `tests/unit/plan/interpreter.py` runs the same step
+tensor by tensor, with nothing precomputed.
+"""
+
+# Note [Giving back]
+# 1. A tensor with an option that keeps it whole is there until its last use, wherever that is.
+# 2. Any other is dropped after its last use in forward. When an operation of backward or a remake
+#    first reads it, it is given back right before: first what its producer needs, in the order of
+#    the producer's arguments, then the producer. All outputs of the producer come back at once.
+# 3. What was given back stays until its last use; so every producer runs again at most once, and
+#    added time is a sum over producers.
+# 4. What is held in another form is dropped once the tensor itself is back.
+# 5. While an operation runs, its inputs, outputs and scratch memory are alive together.
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import final
+
+from legroom.plan._problem import Choice, Problem, Rerun
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the simulator predicts for a choice.
+
+    Attributes:
+        peak_position: The operation before or during which the peak is.
+    """
+
+    peak_bytes: int
+    added_ms: float
+    peak_position: int
+
+
+@final
+@dataclass(slots=True)
+class Trace:
+    """Details of a simulation, for reports: filled only on request.
+
+    Attributes:
+        instructions: What is given back, in order: before which position, and the operation that
+            is run again for it; -1 where none is.
+        alive_at_peak: Candidates that are alive at the peak beyond their first life.
+        during: Bytes while each instruction runs.
+        runs_again: Operations that are run again, in order.
+        needed: Candidates that backward or a remake asks for.
+        changes: From which position on how many bytes are alive on top of the base.
+    """
+
+    instructions: list[tuple[int, int]] = field(default_factory=list)
+    during: list[int] = field(default_factory=list)
+    alive_at_peak: tuple[int, ...] = ()
+    runs_again: list[int] = field(default_factory=list)
+    needed: frozenset[int] = frozenset()
+    changes: list[tuple[int, int]] = field(default_factory=list)
+
+    def extra_during(self, num_positions: int) -> list[int]:
+        """Bytes on top of the base while each operation runs."""
+        extra, points = [0] * num_positions, [*self.changes, (num_positions, 0)]
+        for (first, num_bytes), (end, _) in itertools.pairwise(points):
+            extra[first:end] = [num_bytes] * (end - first)
+        return extra
+
+
+@final
+class Simulator:
+    """Simulates choices for one problem; what does not depend on the choice is worked out once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        candidates = problem.candidates
+        self._bytes = [each.num_bytes for each in candidates]
+        self._producer = [each.producer for each in candidates]
+        self._starts = [each.last_forward_use for each in candidates]
+        self._savings = [[option.saving for option in each.options] for each in candidates]
+        self._need_positions = sorted(problem.needs)
+        self._highest = _RangeMaximum(problem.base_during)
+        self.num_simulations = 0
+
+    def run(self, choice: Choice, trace: Trace | None = None) -> Outcome:
+        """Simulate one choice."""
+        self.num_simulations += 1
+        run = _Run(self, choice)
+        run.schedule()
+        return run.sweep(trace)
+
+    def profile(self, choice: Choice) -> list[int]:
+        """Bytes alive while each operation runs, or while something is given back before it."""
+        trace = Trace()
+        self.run(choice, trace)
+        during = list(self.problem.base_during)
+        for position, extra in enumerate(trace.extra_during(len(during))):
+            during[position] += extra
+        for (position, _), num_bytes in zip(trace.instructions, trace.during, strict=True):
+            during[position] = max(during[position], num_bytes)
+        return during
+
+
+class _Run:
+    """One simulation: first what is done in which order, then what is alive meanwhile."""
+
+    def __init__(self, simulator: Simulator, choice: Choice) -> None:
+        self._sim = simulator
+        self._problem = simulator.problem
+        self._savings = [
+            options[index]
+            for options, index in zip(simulator._savings, choice.options, strict=True)
+        ]
+        self._available = [saving.keeps_whole for saving in self._savings]
+        self._variant = dict(choice.variants)
+        # Each instruction: a rerun, a candidate given back without one, or a position's own.
+        self._inserted: dict[int, list[tuple[Rerun | None, int]]] = {}
+        self._last_use: dict[int, tuple[int, int]] = {}
+        self._added_ms = 0.0
+
+    def schedule(self) -> None:
+        """See Note [Giving back], rules 2 and 3."""
+        available, last_use, starts = self._available, self._last_use, self._sim._starts
+        for position in self._sim._need_positions:
+            alternatives = self._problem.needs[position]
+            needs = (
+                alternatives[self._variant.get(position, 0)] if self._variant else alternatives[0]
+            )
+            inserted: list[tuple[Rerun | None, int]] = []
+            for candidate in needs:
+                if not available[candidate] and starts[candidate] < position:
+                    self._give_back(candidate, inserted)
+            if inserted:
+                self._inserted[position] = inserted
+                for number, (rerun, _) in enumerate(inserted):
+                    if rerun is not None:
+                        for candidate in rerun.needs:
+                            last_use[candidate] = (position, number)
+            for candidate in needs:
+                last_use[candidate] = (position, _OWN)
+
+    def _give_back(self, wanted: int, inserted: list[tuple[Rerun | None, int]]) -> None:
+        available, producer = self._available, self._sim._producer
+        stack = [wanted]
+        while stack:
+            candidate = stack[-1]
+            if available[candidate]:
+                stack.pop()
+                continue
+            saving = self._savings[candidate]
+            if not saving.runs_producer:
+                inserted.append((None, candidate))
+                self._added_ms += saving.get_ms
+                available[candidate] = True
+                stack.pop()
+                continue
+            rerun = self._problem.reruns[producer[candidate]]
+            missing = [each for each in rerun.needs if not available[each]]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            inserted.append((rerun, candidate))
+            self._added_ms += rerun.time_ms
+            for each in rerun.makes:
+                available[each] = True
+            available[candidate] = True
+            stack.pop()
+
+    def sweep(self, trace: Trace | None) -> Outcome:
+        """Go through the step once and see how much is alive; see Note [Giving back]."""
+        self._find_lives()
+        behind = 0  # positions before this have been looked at
+        for position in sorted({*self._begins, *self._inserted, *(use[0] for use in self._ends)}):
+            self._look_between(behind, position, trace)
+            for number, (rerun, candidate) in enumerate(self._inserted.get(position, ())):
+                self._insert(position, number, rerun, candidate, trace)
+            self._look(self._problem.base_during[position] + self._extra, position, (), trace)
+            if trace is not None:
+                trace.changes.append((position, self._extra))
+            self._end((position, _OWN))
+            for candidate, amount in self._begins.get(position, ()):
+                self._alive[candidate] = amount
+                self._extra += amount
+            if trace is not None:
+                trace.changes.append((position + 1, self._extra))
+            behind = position + 1
+        self._look_between(behind, self._problem.num_positions, trace)
+        if trace is not None:
+            trace.alive_at_peak = self._at_peak
+            trace.needed = frozenset(self._last_use)
+        return Outcome(self._peak, self._added_ms, self._peak_position)
+
+    def _find_lives(self) -> None:
+        """From where on each candidate is held in some form, and where it ends."""
+        sim = self._sim
+        self._begins: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._ends: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._alive: dict[int, int] = {}
+        self._extra = self._peak = self._peak_position = 0
+        self._at_peak: tuple[int, ...] = ()
+        for candidate, use in self._last_use.items():
+            start, saving = sim._starts[candidate], self._savings[candidate]
+            if use[0] <= start:
+                continue  # it is read while its first life lasts
+            self._ends[use].append(candidate)
+            amount = sim._bytes[candidate] if saving.keeps_whole else saving.held_bytes
+            if amount:
+                self._begins[start].append((candidate, amount))
+            self._added_ms += saving.put_ms
+
+    def _look(
+        self, num_bytes: int, position: int, makes: tuple[int, ...], trace: Trace | None
+    ) -> None:
+        if num_bytes > self._peak:
+            self._peak, self._peak_position = num_bytes, position
+            if trace is not None:
+                self._at_peak = (*self._alive, *makes)
+
+    def _look_between(self, first: int, end: int, trace: Trace | None) -> None:
+        """Positions at which nothing that was decided begins or ends."""
+        if end > first:
+            top, where = self._sim._highest.between(first, end)
+            self._look(top + self._extra, where, (), trace)
+
+    def _insert(
+        self, position: int, number: int, rerun: Rerun | None, candidate: int, trace: Trace | None
+    ) -> None:
+        """Something is given back before a position."""
+        makes = rerun.makes if rerun is not None else (candidate,)
+        made = sum([self._sim._bytes[each] for each in makes])
+        scratch = rerun.passing_bytes + rerun.workspace_bytes if rerun is not None else 0
+        during = self._problem.base_before[position] + self._extra + made + scratch
+        self._look(during, position, makes, trace)
+        if trace is not None:
+            trace.instructions.append((position, rerun.operation if rerun is not None else -1))
+            trace.during.append(during)
+            if rerun is not None:
+                trace.runs_again.append(rerun.operation)
+        self._keep(makes, (position, number))
+        self._end((position, number))
+
+    def _keep(self, makes: tuple[int, ...], now: tuple[int, int]) -> None:
+        """Outputs of a rerun that are wanted later and are not there: they stay."""
+        alive = self._alive
+        for candidate in makes:
+            use = self._last_use.get(candidate)
+            if use is None or use < now or self._savings[candidate].keeps_whole:
+                continue
+            self._extra += self._sim._bytes[candidate] - alive.get(candidate, 0)
+            alive[candidate] = self._sim._bytes[candidate]
+
+    def _end(self, now: tuple[int, int]) -> None:
+        for candidate in self._ends.get(now, ()):
+            self._extra -= self._alive.pop(candidate, 0)
+
+
+_OWN = 1 << 30
+"""Comes after every instruction that is inserted before a position."""
+
+
+class _RangeMaximum:
+    """The largest of a stretch of numbers, and where, in constant time after n log n work."""
+
+    def __init__(self, values: tuple[int, ...]) -> None:
+        self._levels = [list(range(len(values)))]
+        self._values = values
+        width = 1
+        while 2 * width <= len(values):
+            below = self._levels[-1]
+            self._levels.append(
+                [
+                    a if values[a] >= values[b] else b
+                    for a, b in zip(
+                        below[: len(values) - 2 * width + 1], below[width:], strict=False
+                    )
+                ]
+            )
+            width *= 2
+
+    def between(self, first: int, end: int) -> tuple[int, int]:
+        """The largest value at `first` up to before `end`, and its place; (0, first) if none."""
+        if end <= first:
+            return 0, first
+        level = (end - first).bit_length() - 1
+        a = self._levels[level][first]
+        b = self._levels[level][end - (1 << level)]
+        best = a if self._values[a] >= self._values[b] else b
+        return self._values[best], best

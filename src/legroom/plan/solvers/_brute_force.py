@@ -1,0 +1,39 @@
+"""Try every choice: the oracle that the other solvers are tested against."""
+
+from __future__ import annotations
+
+import itertools
+from typing import final
+
+from legroom.plan._problem import Choice
+from legroom.plan._relaxation import Relaxation
+from legroom.plan._search import Effort, Search
+from legroom.plan.solvers._solver import AbstractSolver, Verdict
+
+
+@final
+class BruteForce(AbstractSolver):
+    """Exponential; for tests, with up to about a dozen candidates."""
+
+    name = "brute-force"
+    summary = "try every choice (for tests)"
+
+    @classmethod
+    def solve(
+        cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
+    ) -> Verdict:
+        """Exact, unless the deadline comes first."""
+        problem = search.problem
+        positions = list(problem.variant_names)
+        options = [range(len(each.options)) for each in problem.candidates]
+        variants = [range(len(problem.needs.get(p, ((),)))) for p in positions]
+        for picked in itertools.product(*options):
+            if effort.timed_out:
+                return Verdict(bound_ms=0.0, timed_out=True)
+            for alternatives in itertools.product(*variants):
+                chosen = tuple(
+                    (p, index) for p, index in zip(positions, alternatives, strict=True) if index
+                )
+                search.evaluate(Choice(picked, chosen), cls.name)
+        best = search.archive.best(budget_bytes)
+        return Verdict(bound_ms=best.outcome.added_ms if best else float("inf"))

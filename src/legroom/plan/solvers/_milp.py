@@ -1,0 +1,149 @@
+"""The relaxation as guide and bound: round it, mend it, and on small problems close the gap.
+
+Also known as: LP rounding with a threshold sweep (Checkmate's approximation), and logic-based
+Benders decomposition: the mixed integer programme proposes, the simulator disposes, and a choice
+that it finds over budget is ruled out. Exact where it runs to the end, because the programme is a
+relaxation of what the simulator does (`_relaxation`). Ties go to the first found; HiGHS runs on
+one thread from a fixed seed. Oracle: brute force.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from legroom.plan._problem import Choice
+from legroom.plan._relaxation import Relaxation, RelaxedSolution
+from legroom.plan._search import Effort, Search
+from legroom.plan._simulate import Trace
+from legroom.plan.solvers._solver import AbstractSolver, Verdict
+
+_THRESHOLDS = (0.5, 0.1, 0.9, 0.3, 0.7, 0.01, 0.99)
+_TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
+_CLOSE_ENOUGH = 0.003
+"""A plan whose gap is below this is not improved any further."""
+_EXACT_UP_TO = 40
+"""Up to so many candidates with a choice, the mixed integer programme is solved to the end."""
+
+
+@final
+class Milp(AbstractSolver):
+    """Linear programme, rounding, repair by the simulator; branch and cut on small problems."""
+
+    name = "milp"
+    summary = "linear programme, rounded and mended by the simulator; exact on small graphs"
+
+    @classmethod
+    def solve(
+        cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
+    ) -> Verdict:
+        """Bound and choices; exact where the problem is small and time suffices."""
+        if search.evaluate(search.hold_all(), "hold").peak_bytes <= budget_bytes:
+            return Verdict(bound_ms=0.0)
+        relaxed = relaxation.solve(budget_bytes, time_limit_s=effort.seconds_left)
+        if relaxed is None:
+            timed_out = effort.timed_out
+            return Verdict(bound_ms=0.0 if timed_out else float("inf"), timed_out=timed_out)
+        bound_ms = relaxed.bound_ms
+        _round(search, relaxed, budget_bytes, cls.name, effort)
+        for share in _TIGHTER:
+            if _gap(search, bound_ms, budget_bytes) <= _CLOSE_ENOUGH:
+                break
+            # The relaxation does not see what is alive for a moment while things are remade.
+            aim = int(share * budget_bytes)
+            relaxed = relaxation.solve(aim, time_limit_s=effort.seconds_left)
+            if relaxed is None or effort.is_spent:
+                break
+            _round(search, relaxed, budget_bytes, cls.name, effort)
+        if _gap(search, bound_ms, budget_bytes) > _CLOSE_ENOUGH:
+            best = search.archive.best(budget_bytes)
+            if best is not None:
+                search.exchange(best.choice, budget_bytes, cls.name, effort)
+        if _is_small(search):
+            bound_ms = _close(search, relaxation, budget_bytes, cls.name, effort, bound_ms)
+        return Verdict(bound_ms=bound_ms, timed_out=effort.timed_out)
+
+
+def _is_small(search: Search) -> bool:
+    return sum(len(each.options) > 1 for each in search.problem.candidates) <= _EXACT_UP_TO
+
+
+def _gap(search: Search, bound_ms: float, budget_bytes: int) -> float:
+    best = search.archive.best(budget_bytes)
+    if best is None:
+        return float("inf")
+    whole = search.problem.step_ms + bound_ms
+    excess = best.outcome.added_ms - bound_ms
+    return excess / whole if whole > 0 else excess
+
+
+def _round(
+    search: Search, relaxed: RelaxedSolution, budget_bytes: int, origin: str, effort: Effort
+) -> None:
+    """Hold what the relaxation holds more than a threshold of; mend and fill each attempt."""
+    for threshold in _THRESHOLDS:
+        choice = _rounded(search, relaxed, threshold)
+        search.mend(choice, budget_bytes, origin, effort)
+        best = search.archive.best(budget_bytes)
+        if best is not None:
+            search.fill(best.choice, budget_bytes, origin, effort)
+        if _gap(search, relaxed.bound_ms, budget_bytes) <= _CLOSE_ENOUGH:
+            return
+        if effort.is_spent:
+            return
+
+
+def _rounded(search: Search, relaxed: RelaxedSolution, threshold: float) -> Choice:
+    options = []
+    for number, share in enumerate(relaxed.shares):
+        candidate = search.problem.candidates[number]
+        if share is None:  # too small to matter: held where backward reads it
+            options.append(0 if candidate.late_uses else relaxed.options[number])
+        elif share >= threshold:
+            options.append(0)
+        else:
+            options.append(_best_other(search, relaxed, number))
+    return Choice(tuple(options), relaxed.variants)
+
+
+def _best_other(search: Search, relaxed: RelaxedSolution, number: int) -> int:
+    """The option the relaxation prefers, if that is not to hold; else the leanest other one."""
+    candidate = search.problem.candidates[number]
+    preferred = relaxed.options[number]
+    if not candidate.options[preferred].saving.keeps_whole:
+        return preferred
+    others = [
+        (option.saving.held_bytes, index)
+        for index, option in enumerate(candidate.options)
+        if not option.saving.keeps_whole
+    ]
+    return min(others)[1] if others else preferred
+
+
+def _close(
+    search: Search,
+    relaxation: Relaxation,
+    budget_bytes: int,
+    origin: str,
+    effort: Effort,
+    bound_ms: float,
+) -> float:
+    """Solve the integer programme, rule out what the simulator finds over budget, and repeat."""
+    with relaxation.cutting():
+        while not effort.timed_out:
+            best = search.archive.best(budget_bytes)
+            if best is not None and best.outcome.added_ms <= bound_ms + 1e-9:
+                return bound_ms
+            solved = relaxation.solve(budget_bytes, integral=True, time_limit_s=effort.seconds_left)
+            if solved is None:  # everything that could fit has been tried
+                if effort.timed_out:
+                    return bound_ms
+                return best.outcome.added_ms if best is not None else float("inf")
+            bound_ms = max(bound_ms, solved.bound_ms)
+            if solved.timed_out:
+                return bound_ms
+            choice = Choice(solved.options, solved.variants)
+            search.evaluate(choice, origin)
+            trace = Trace()
+            search.simulator.run(choice, trace)
+            relaxation.forbid(choice, trace.needed)
+    return bound_ms

@@ -1,0 +1,55 @@
+"""The list of ways and variants as a table in the terminal, and as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from legroom import variants, ways
+from legroom.report._tables import make_table
+
+
+def ways_data() -> dict[str, Any]:
+    """Every registered way and variant: name, exactness, what it does and costs, its origin."""
+    return {
+        "schema": "legroom.ways/1",
+        "ways": [_describe(ways.get(name)) for name in ways.names()],
+        "variants": [_describe(variants.get(name)) for name in variants.names()],
+    }
+
+
+def print_ways(console: Console) -> None:
+    """Print every registered way and variant."""
+    data = ways_data()
+    titles = {
+        "ways": "Ways to give a tensor back",
+        "variants": "\nVariants: other formulas for a backward operation",
+    }
+    for key, title in titles.items():
+        table = make_table(
+            "name", "exactness", "what it does", "what it costs", "origin",
+            title=title, figures={}, wrapping=("what it does", "what it costs", "origin"),
+        )  # fmt: skip
+        for each in data[key]:
+            table.add_row(
+                f"[bold]{escape(each['name'])}[/bold]",
+                each["exactness"],
+                escape(each["summary"]),
+                escape(each["costs"]),
+                f"[dim]{escape(each['origin'])}[/dim]",
+            )
+        console.print(table)
+
+
+def _describe(
+    entry: type[ways.AbstractWay] | type[variants.AbstractVariant],
+) -> dict[str, str]:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "exactness": entry.exactness.value,
+        "costs": entry.costs,
+        "origin": entry.origin,
+    }

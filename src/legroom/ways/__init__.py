@@ -1,0 +1,61 @@
+"""Ways to give a tensor back: one file each, and this registry.
+
+To add one: write a file, add a line to the tuple below. The planner, `legroom ways`, the docs and
+the tests pick it up.
+"""
+
+from __future__ import annotations
+
+from legroom.errors import UsageError
+from legroom.registry import Registry
+from legroom.ways._hold import Hold
+from legroom.ways._remake import Remake
+from legroom.ways._replay import Replay
+from legroom.ways._way import AbstractWay, Exactness, Saving
+
+__all__ = [
+    "AbstractWay",
+    "Exactness",
+    "Hold",
+    "Remake",
+    "Replay",
+    "Saving",
+    "get",
+    "names",
+    "register",
+    "select",
+    "unregister",
+]
+
+_WAYS: Registry[type[AbstractWay]] = Registry(
+    "way",
+    (
+        Hold,
+        Remake,
+        Replay,
+    ),
+)
+register, unregister, names, get = _WAYS.register, _WAYS.unregister, _WAYS.names, _WAYS.get
+
+
+def select(
+    enabled: tuple[str, ...] | None = None, *, exactness: Exactness = Exactness.BITWISE
+) -> tuple[type[AbstractWay], ...]:
+    """The enabled ways that are exact enough; `hold` always, since nothing works without it.
+
+    Raises:
+        UnknownNameError: A name is not known.
+        UsageError: A way was asked for by name that the exactness does not allow.
+    """
+    for name in enabled or ():
+        if not exactness.allows(get(name).exactness):
+            raise UsageError(
+                f"way {name!r} is {get(name).exactness.value}, but exactness is "
+                f"{exactness.value!r}; ask for --exactness {get(name).exactness.value}"
+            )
+    chosen = names() if enabled is None else enabled
+    return tuple(
+        way
+        for way in _WAYS
+        if way is Hold or (way.name in chosen and exactness.allows(way.exactness))
+    )

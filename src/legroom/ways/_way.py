@@ -1,0 +1,73 @@
+"""What a way is: how one tensor gets from where it is made to where it is used again.
+
+In goes a tensor with the operation that makes it; out comes what giving it back would cost, or
+None where the way does not apply.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from legroom.capture import OperationInfo, TensorInfo
+
+
+class Exactness(enum.Enum):
+    """How close to plain PyTorch the results are."""
+
+    BITWISE = "bitwise"
+    ROUNDING = "rounding"
+    LOSSY = "lossy"
+
+    def allows(self, other: Exactness) -> bool:
+        """Whether something of that exactness may be used where this one was asked for."""
+        ranks = list(Exactness)
+        return ranks.index(other) <= ranks.index(self)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What one way of giving one tensor back costs.
+
+    Attributes:
+        held_bytes: What is held on the device from its last use in forward until it is given back.
+        put_ms: Time to put it away, in forward.
+        get_ms: Time to give it back, in backward; without what runs the producer again.
+        keeps_whole: Whether the tensor itself stays: nothing is given back, it is just there.
+        runs_producer: Whether giving back runs the producer again. Then all of its outputs come
+            back at once, it needs the producer's inputs, and takes the producer's time.
+        tier: Where the bytes are: `"device"`, `"host"`, `"disk"`.
+    """
+
+    held_bytes: int
+    put_ms: float = 0.0
+    get_ms: float = 0.0
+    keeps_whole: bool = False
+    runs_producer: bool = False
+    tier: str = "device"
+
+
+class AbstractWay(abc.ABC):
+    """One way of giving tensors back; a description and a pure estimate, without state.
+
+    Attributes:
+        name: As in `legroom plan --with NAME`.
+        summary: What it does, in a clause.
+        exactness: How close to plain PyTorch its results are.
+        origin: Where it comes from: systems of the literature.
+        costs: What it costs, in a clause.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    exactness: ClassVar[Exactness]
+    origin: ClassVar[str]
+    costs: ClassVar[str]
+
+    @classmethod
+    @abc.abstractmethod
+    def estimate(cls, tensor: TensorInfo, producer: OperationInfo) -> Saving | None:
+        """What it costs to give this tensor back; None where the way does not apply."""

@@ -1,0 +1,262 @@
+"""Fake results against real ones, operation by operation."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legroom.capture._fake_rules import ASSUMED, FAKE_RULES, SCRATCH_RULES, fake_rules
+
+aten = torch.ops.aten
+
+
+class WithRules(TorchDispatchMode):
+    """What a recording of a step does with the rules."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return FAKE_RULES.get(func, func)(*args, **(kwargs or {}))
+
+
+def describe(results):
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return [
+        (each.shape, each.stride(), each.dtype, each.untyped_storage().nbytes())
+        for each in leaves
+        if isinstance(each, torch.Tensor)
+    ]
+
+
+def as_fake(mode, values):
+    return torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, values)
+
+
+def run_fake(op, args, kwargs=None):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        return FAKE_RULES[op](*as_fake(mode, args), **(kwargs or {}))
+
+
+def lstm_arguments():
+    x, hx, cx = torch.randn(4, 3, 6), torch.randn(3, 5), torch.randn(3, 5)
+    weights = torch.randn(20, 6), torch.randn(20, 5), torch.randn(20), torch.randn(20)
+    return (x, *weights, hx, cx, False, [], 2, 5, 1, True, False, True, True)
+
+
+def lstm_backward_arguments():
+    args = lstm_arguments()
+    output, hy, cy, workspace = aten.mkldnn_rnn_layer(*args)
+    flags = (False, 2, 5, 1, True, True, False, [], True)
+    return (*args[:7], output, hy, cy, torch.ones(4, 3, 5), None, None, *flags, workspace)
+
+
+def layer_norm_backward_arguments():
+    x, weight, bias = torch.randn(2, 6, 8), torch.randn(8), torch.randn(8)
+    _, mean, rstd = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+    grad = torch.randn(2, 8, 6).transpose(1, 2)
+    return grad, x, [8], mean, rstd, weight, bias, [True, True, True]
+
+
+def log_softmax_backward_arguments():
+    output = torch.randn(2, 6, 8).log_softmax(-1)
+    return torch.randn(2, 8, 6).transpose(1, 2), output, -1, torch.float32
+
+
+GROUP_ENDS = torch.tensor([4, 8, 16], dtype=torch.int32)
+LOG_PROBS = torch.randn(12, 2, 7).log_softmax(-1)
+TARGETS = torch.randint(1, 7, (2, 5))
+
+EXACT = {
+    "lstm": (aten.mkldnn_rnn_layer.default, lstm_arguments),
+    "lstm backward": (aten.mkldnn_rnn_layer_backward.default, lstm_backward_arguments),
+    "layer norm": (aten.native_layer_norm_backward.default, layer_norm_backward_arguments),
+    "log softmax": (aten._log_softmax_backward_data.default, log_softmax_backward_arguments),
+    "groups of rows": (
+        aten._grouped_mm.default,
+        lambda: (torch.randn(16, 8), torch.randn(3, 8, 12), GROUP_ENDS),
+    ),
+    "transposed weights": (
+        aten._grouped_mm.default,
+        lambda: (torch.randn(16, 8), torch.randn(3, 6, 8).mT, GROUP_ENDS),
+    ),
+    "groups of inner": (
+        aten._grouped_mm.default,
+        lambda: (torch.randn(8, 16), torch.randn(16, 12), GROUP_ENDS),
+    ),
+    "groups of columns": (
+        aten._grouped_mm.default,
+        lambda: (torch.randn(3, 4, 8), torch.randn(8, 16), GROUP_ENDS),
+    ),
+    "batches": (
+        aten._grouped_mm.default,
+        lambda: (torch.randn(3, 4, 8), torch.randn(3, 8, 12)),
+    ),
+    "ctc": (aten._ctc_loss.default, lambda: (LOG_PROBS, TARGETS, [12, 12], [3, 2], 0, True)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_rule_equals_the_real_run(name):
+    op, make_arguments = EXACT[name]
+    args = make_arguments()
+    assert op not in ASSUMED
+    assert describe(run_fake(op, args)) == describe(op(*args))
+
+
+def test_lstm_without_gradients_has_no_workspace():
+    with torch.no_grad():
+        assert run_fake(aten.mkldnn_rnn_layer.default, lstm_arguments())[3] is None
+
+
+# Values for which the assumption holds, so that the fake result is as large as the real one.
+WORST = {
+    aten._ctc_loss.Tensor: lambda: (
+        *(LOG_PROBS, TARGETS, torch.tensor([12, 12]), torch.tensor([5, 5])),
+        *(0, True),
+    ),
+    aten.nonzero.default: lambda: (torch.ones(3, 4),),
+    aten.masked_select.default: lambda: (torch.randn(3, 4), torch.ones(4, dtype=torch.bool)),
+    aten.index.Tensor: lambda: (torch.randn(3, 4, 5), [None, torch.ones(4, dtype=torch.bool)]),
+    aten._unique2.default: lambda: (torch.arange(6), True, True, True),
+    aten.bincount.default: lambda: (torch.tensor([0, 2, 2]), None, 4),
+}
+
+
+def test_every_assumption_has_a_case():
+    assert set(WORST) == set(ASSUMED)
+    assert set(ASSUMED) <= set(FAKE_RULES)
+
+
+@pytest.mark.parametrize("op", ASSUMED, ids=str)
+def test_assumed_rule_equals_the_largest_real_run(op):
+    args = WORST[op]()
+    assert describe(run_fake(op, args)) == describe(op(*args))
+
+
+KNOWN = {
+    aten._ctc_loss.Tensor: lambda: (
+        *(LOG_PROBS, TARGETS, torch.tensor([12, 12]), torch.tensor([3, 2])),
+        *(0, True),
+    ),
+    aten.nonzero.default: lambda: (torch.eye(4),),
+    aten.masked_select.default: lambda: (torch.randn(3, 2), torch.tensor([True, False])),
+    aten.index.Tensor: lambda: (torch.randn(2, 3), [torch.tensor([True, False])]),
+    aten.bincount.default: lambda: (torch.tensor([0, 6]), None, 4),
+}
+
+
+@pytest.mark.parametrize("op", KNOWN, ids=str)
+def test_known_values_make_an_assumed_rule_exact(op):
+    args = KNOWN[op]()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = FAKE_RULES[op](*args)
+    assert describe(fake) == describe(op(*args))
+
+
+def test_bincount_without_bound_is_refused():
+    with pytest.raises(torch._subclasses.fake_tensor.DynamicOutputShapeException):
+        run_fake(aten.bincount.default, (torch.tensor([0, 6]),))
+
+
+def test_gradients_pass_through_a_mask():
+    with FakeTensorMode(), WithRules():
+        x = torch.randn(3, 4, requires_grad=True)
+        (x[x > 0].sum() + torch.masked_select(x, x > 0).sum()).backward()
+    assert x.grad.shape == (3, 4)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_step_of_an_lstm_keeps_its_real_bytes(batch_first):
+    def saved():
+        sizes = []
+        lstm = nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=batch_first)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda each: sizes.append(tuple(each.shape)) or each, lambda each: each
+        ):
+            output, _ = lstm(torch.randn(4, 3, 6))
+        output.sum().backward()
+        return sizes, [tuple(param.grad.shape) for param in lstm.parameters()]
+
+    with FakeTensorMode(), WithRules():
+        fake = saved()
+    assert fake == saved()
+
+
+def test_ctc_loss_trains_on_fake_tensors():
+    with FakeTensorMode(allow_non_fake_inputs=True), WithRules():
+        logits = torch.randn(12, 2, 7, requires_grad=True)
+        lengths = torch.tensor([12, 12]), torch.tensor([3, 2])
+        nn.functional.ctc_loss(logits.log_softmax(-1), TARGETS, *lengths).backward()
+    assert logits.grad.shape == (12, 2, 7)
+
+
+def test_table_of_torch_is_restored():
+    def fail():
+        with fake_rules():
+            assert aten._grouped_mm.default in op_implementations_dict
+            assert not set(ASSUMED) & (set(op_implementations_dict) - set(before))
+            raise KeyError
+
+    before = dict(op_implementations_dict)
+    with pytest.raises(KeyError):
+        fail()
+    assert op_implementations_dict == before
+
+
+def test_grouped_product_is_captured_with_the_same_bits():
+    torch._dynamo.reset()
+    x, weight = torch.randn(16, 8, requires_grad=True), torch.randn(3, 8, 12, requires_grad=True)
+
+    def run(product):
+        x.grad = weight.grad = None
+        output = product(x, weight, offs=GROUP_ENDS)
+        output.square().sum().backward()
+        return output, x.grad, weight.grad
+
+    def product(mat_a, mat_b, offs):
+        return torch._grouped_mm(mat_a, mat_b, offs=offs)
+
+    expected = run(product)
+    with fake_rules():
+        captured = run(torch.compile(product, backend="aot_eager", fullgraph=True))
+    assert all(torch.equal(one, other) for one, other in zip(captured, expected, strict=True))
+    torch._dynamo.reset()
+
+
+def scratch_of(run) -> int:
+    """Bytes by which a run's peak exceeds what it leaves behind, from the allocator's events."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        kept = run()
+    events = profile.profiler.kineto_results.events()
+    memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    current = peak = 0
+    for _, num_bytes in memory:
+        current += num_bytes
+        peak = max(peak, current)
+    del kept
+    return peak - current
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="seen on AVX2 only")
+@pytest.mark.parametrize("sizes", [(4, 3, 6, 5), (9, 130, 40, 70), (3, 128, 64, 64)])
+def test_lstm_scratch_is_what_the_allocator_sees(sizes):
+    num_steps, batch, input_size, hidden = sizes
+    weights = [torch.randn(4 * hidden, width) for width in (input_size, hidden)]
+    biases = [torch.randn(4 * hidden), torch.randn(4 * hidden)]
+    states = torch.zeros(batch, hidden), torch.zeros(batch, hidden)
+    inputs = (torch.randn(num_steps, batch, input_size), *weights, *biases, *states)
+    forward = (*inputs, False, [], 2, hidden, 1, True, False, False, True)
+    op = aten.mkldnn_rnn_layer.default
+    assert scratch_of(lambda: op(*forward)) == SCRATCH_RULES[op](*forward)
+    output, hy, cy, workspace = op(*forward)
+    grads = torch.randn(num_steps, batch, 2 * hidden)[..., :hidden], None, None
+    flags = (False, 2, hidden, 1, True, True, False, [], False)
+    backward = (*inputs, output, hy, cy, *grads, *flags, workspace)
+    op = aten.mkldnn_rnn_layer_backward.default
+    assert scratch_of(lambda: op(*backward)) == SCRATCH_RULES[op](*backward)
+    ours = torch.ops.legroom.lstm_layer_backward.default
+    args = (inputs[0], [*weights, *biases], *states, [output, hy, cy, workspace], [*grads], False)
+    assert SCRATCH_RULES[ours](*args) == SCRATCH_RULES[op](*backward)

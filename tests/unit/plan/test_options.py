@@ -1,0 +1,75 @@
+import pytest
+
+from legroom import variants, ways
+from legroom.errors import UsageError
+from legroom.plan import PlanOptions, choose_ways
+
+
+def test_the_defaults_are_in_order():
+    options = PlanOptions()
+    options.check()
+    assert options.chosen_budget is None
+    assert options.way_names is options.variant_names is None
+
+
+def test_all_faults_are_reported_together():
+    options = PlanOptions(
+        budget="abc", ways=("remke",), exactness="close", time_limit_s=0, num_points=-1
+    )
+    with pytest.raises(UsageError, match="5 options are wrong:") as caught:
+        options.check()
+    for part in (
+        "budget 'abc' is not a size",
+        "Did you mean 'remake'?",
+        "exactness 'close' is unknown; write bitwise, rounding, lossy",
+        "time limit 0 s leaves no time",
+        "-1 points make no frontier",
+    ):
+        assert part in str(caught.value)
+
+
+def test_one_fault_is_said_without_a_list():
+    with pytest.raises(UsageError, match=r"^time limit nan s leaves no time"):
+        PlanOptions(time_limit_s=float("nan")).check()
+
+
+def test_names_are_split_into_ways_and_variants():
+    names = (ways.names()[1], variants.names()[0])
+    options = PlanOptions(ways=names)
+    assert options.way_names == names[:1]
+    assert options.variant_names == names[1:]
+
+
+def test_with_and_without_choose():
+    everything = (*ways.names(), *variants.names())
+    assert choose_ways() is None
+    assert choose_ways(only=["remake"]) == ("remake",)
+    left = choose_ways(without=["remake"])
+    assert left == tuple(name for name in everything if name != "remake")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"only": ["remkae"]}, r"unknown way 'remkae'; available: hold, .*Did you mean 'remake'\?"),
+        ({"only": ["remake"], "without": ["remake"]}, "'remake' is asked for with and without"),
+        ({"without": ["hold"]}, "'hold' cannot be left out"),
+    ],
+)
+def test_impossible_choices_are_refused(choice, message):
+    with pytest.raises(UsageError, match=message):
+        choose_ways(**choice)
+
+
+def test_a_way_that_is_not_exact_enough_is_refused():
+    class Halved(ways.AbstractWay):
+        name = "halved"
+        exactness = ways.Exactness.LOSSY
+
+    ways.register(Halved)
+    try:
+        with pytest.raises(UsageError, match="'halved' is lossy, but exactness is 'bitwise'"):
+            choose_ways(only=["halved"])
+        assert choose_ways(only=["halved"], exactness="lossy") == ("halved",)
+    finally:
+        ways.unregister("halved")
