@@ -246,21 +246,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _stays_real(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
         """See Note [Recording], rule 5."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return False
         if not tensors:
             return _makes_small_numbers(func, args, kwargs)
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if is_random or any(isinstance(tensor, FakeTensor) for tensor in tensors):
             return False
         if func.is_view:
             return func.overloadpacket.__name__ not in _LIFTS  # torch.tensor() makes them
-        if not all(_holds_small_numbers(tensor) for tensor in tensors):
-            return False
         known = [self.find(tensor) for tensor in tensors]
-        if any(raw is not None and raw.index in self._unknown for raw in known):
-            return False
         written = [self.find(tensor) for tensor in _written_by(func, args, kwargs)]
-        return all(raw is not None and raw.is_made for raw in written)
+        return (
+            all(_holds_small_numbers(tensor) for tensor in tensors)
+            and not any(raw is not None and raw.index in self._unknown for raw in known)
+            and all(raw is not None and raw.is_made for raw in written)
+        )
 
     def _ruled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a rule of ours says, given the values that are known; see Note [Fake rules]."""

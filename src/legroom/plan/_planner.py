@@ -21,14 +21,14 @@ from typing import final
 
 from legroom.capture import STATE, Graph, Kind, Phase
 from legroom.errors import InfeasibleBudgetError
-from legroom.plan import presets
+from legroom.plan import presets, solvers
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._order import reordered
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
 from legroom.plan._problem import Problem, build_problem, kinds_at
 from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Archive, Effort, Entry, Search
-from legroom.plan.solvers import Greedy, Milp
+from legroom.plan.solvers import CLOSE_ENOUGH, Greedy, Milp
 from legroom.units import format_bytes
 from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay
@@ -37,6 +37,7 @@ OnProgress = Callable[[str, int, int], None]
 
 _CAPTURED, _MEMORY = "captured", "memory"
 _WORTH_REORDERING = 0.995
+_CHANGED = ", changed"
 _FLOOR_STEPS = 6
 _WORK = 2_500_000
 """Simulations per budget, times the size of the problem: about five seconds."""
@@ -199,16 +200,23 @@ class Planner:
             verdict = Milp.solve(order.search, order.relaxation, budget_bytes, effort)
             bounds.append(verdict.bound_ms)
             timed_out |= verdict.timed_out
-            if verdict.bound_ms == float("inf"):
-                continue
-            self._start_from_presets(order, budget_bytes, verdict.bound_ms, started + share)
+            if self._is_open(verdict.bound_ms, budget_bytes):
+                self._start_from_presets(order, budget_bytes, verdict.bound_ms, started + share)
         self._bounds[budget_bytes] = min(bounds), timed_out
         return self._bounds[budget_bytes]
 
-    def _effort(self, order: _Order, deadline: float) -> Effort:
+    def _is_open(self, bound_ms: float, budget_bytes: int) -> bool:
+        """Whether there may be a plan that is worth looking for."""
+        best = self._best(budget_bytes)
+        if bound_ms == float("inf") or best is None:
+            return bound_ms != float("inf")
+        return _gap(best[0].outcome.added_ms, bound_ms, self.problem.step_ms) > CLOSE_ENOUGH
+
+    def _effort(self, order: _Order, deadline: float, share: float = 1.0) -> Effort:
         problem = order.search.problem
         size = len(problem.candidates) + len(problem.needs) + 1
-        return Effort(order.search, max(300, _WORK // size // len(self._orders)), deadline)
+        work = int(share * _WORK) // size // len(self._orders)
+        return Effort(order.search, max(200, work), deadline)
 
     def _start_from_presets(
         self, order: _Order, budget_bytes: int, bound_ms: float, deadline: float
@@ -221,14 +229,14 @@ class Planner:
         above.sort(key=lambda e: (e.outcome.peak_bytes, e.outcome.added_ms))
         below.sort(key=lambda e: (e.outcome.added_ms, e.outcome.peak_bytes))
         for entry in above[:4]:
-            search.mend(entry.choice, budget_bytes, entry.origin, effort)
+            search.mend(entry.choice, budget_bytes, _mended(entry), effort)
         for entry in below[:4]:
-            search.fill(entry.choice, budget_bytes, entry.origin, effort)
+            search.fill(entry.choice, budget_bytes, _mended(entry), effort)
         best = search.archive.best(budget_bytes)
         if best is not None and best.outcome.added_ms > bound_ms + 1e-9:
-            search.fill(best.choice, budget_bytes, best.origin, effort)
+            search.fill(best.choice, budget_bytes, _mended(best), effort)
             best = search.archive.best(budget_bytes) or best
-            search.exchange(best.choice, budget_bytes, best.origin, effort)
+            search.exchange(best.choice, budget_bytes, _mended(best), effort)
 
     def plan(self, budget_bytes: int) -> Plan:
         """The best plan for a budget.
@@ -307,11 +315,11 @@ class Planner:
         """Close in on the lowest budget that can be solved, from the relaxation's below."""
         deadline = time.monotonic() + self._time_limit_s
         for order in self._orders:
-            effort = self._effort(order, deadline)
+            effort = self._effort(order, deadline, share=0.5)
             for entry in sorted(order.search.archive.entries, key=lambda e: e.outcome.peak_bytes)[
                 :6
             ]:
-                order.search.mend(entry.choice, 0, entry.origin, effort)
+                order.search.mend(entry.choice, 0, _mended(entry), effort)
         order = min(self._orders, key=lambda o: o.search.archive.leanest().outcome.peak_bytes)
         leanest = order.search.archive.leanest().outcome.peak_bytes
         relaxed = order.relaxation.solve(None, time_limit_s=self._time_limit_s)
@@ -321,7 +329,7 @@ class Planner:
             if leanest - below <= 0.005 * leanest or time.monotonic() >= deadline:
                 break
             aim = (leanest + below) // 2
-            effort = self._effort(order, deadline)
+            effort = self._effort(order, deadline, share=0.2)
             Milp.solve(order.search, order.relaxation, aim, effort)
             order.search.mend(order.search.archive.leanest().choice, aim, Milp.name, effort)
             reached = order.search.archive.leanest().outcome.peak_bytes
@@ -362,6 +370,12 @@ class Planner:
             _gap(outcome.added_ms, bound_ms, self.problem.step_ms),
             best[0].origin,
         )
+
+
+def _mended(entry: Entry) -> str:
+    """Where a choice came from, once it has been changed."""
+    origin = entry.origin.removesuffix(_CHANGED)
+    return origin if origin in solvers.names() else origin + _CHANGED
 
 
 def _gap(added_ms: float, bound_ms: float, step_ms: float) -> float:

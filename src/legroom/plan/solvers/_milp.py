@@ -19,7 +19,7 @@ from legroom.plan.solvers._solver import AbstractSolver, Verdict
 
 _THRESHOLDS = (0.5, 0.1, 0.9, 0.3, 0.7, 0.01, 0.99)
 _TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
-_CLOSE_ENOUGH = 0.003
+CLOSE_ENOUGH = 0.003
 """A plan whose gap is below this is not improved any further."""
 _EXACT_UP_TO = 40
 """Up to so many candidates with a choice, the mixed integer programme is solved to the end."""
@@ -46,7 +46,7 @@ class Milp(AbstractSolver):
         bound_ms = relaxed.bound_ms
         _round(search, relaxed, budget_bytes, cls.name, effort)
         for share in _TIGHTER:
-            if _gap(search, bound_ms, budget_bytes) <= _CLOSE_ENOUGH:
+            if _gap(search, bound_ms, budget_bytes) <= CLOSE_ENOUGH:
                 break
             # The relaxation does not see what is alive for a moment while things are remade.
             aim = int(share * budget_bytes)
@@ -54,7 +54,7 @@ class Milp(AbstractSolver):
             if relaxed is None or effort.is_spent:
                 break
             _round(search, relaxed, budget_bytes, cls.name, effort)
-        if _gap(search, bound_ms, budget_bytes) > _CLOSE_ENOUGH:
+        if _gap(search, bound_ms, budget_bytes) > CLOSE_ENOUGH:
             best = search.archive.best(budget_bytes)
             if best is not None:
                 search.exchange(best.choice, budget_bytes, cls.name, effort)
@@ -86,7 +86,7 @@ def _round(
         best = search.archive.best(budget_bytes)
         if best is not None:
             search.fill(best.choice, budget_bytes, origin, effort)
-        if _gap(search, relaxed.bound_ms, budget_bytes) <= _CLOSE_ENOUGH:
+        if _gap(search, relaxed.bound_ms, budget_bytes) <= CLOSE_ENOUGH:
             return
         if effort.is_spent:
             return
