@@ -38,7 +38,7 @@ OnProgress = Callable[[str, int, int], None]
 _CAPTURED, _MEMORY = "captured", "memory"
 _WORTH_REORDERING = 0.995
 _CHANGED = ", changed"
-_FLOOR_STEPS = 6
+_FLOOR_STEPS = 5
 _WORK = 2_500_000
 """Simulations per budget, times the size of the problem: about five seconds."""
 
@@ -313,7 +313,7 @@ class Planner:
 
     def _find_floor(self) -> int:
         """Close in on the lowest budget that can be solved, from the relaxation's below."""
-        deadline = time.monotonic() + self._time_limit_s
+        deadline = time.monotonic() + self._time_limit_s / 2
         for order in self._orders:
             effort = self._effort(order, deadline, share=0.5)
             for entry in sorted(order.search.archive.entries, key=lambda e: e.outcome.peak_bytes)[
@@ -322,7 +322,7 @@ class Planner:
                 order.search.mend(entry.choice, 0, _mended(entry), effort)
         order = min(self._orders, key=lambda o: o.search.archive.leanest().outcome.peak_bytes)
         leanest = order.search.archive.leanest().outcome.peak_bytes
-        relaxed = order.relaxation.solve(None, time_limit_s=self._time_limit_s)
+        relaxed = order.relaxation.solve(None, time_limit_s=self._time_limit_s / 2)
         below = int(relaxed.bound_ms) if relaxed is not None else leanest
         for step in range(_FLOOR_STEPS):
             self._on_progress("looking for the floor", step, _FLOOR_STEPS)

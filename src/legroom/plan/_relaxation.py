@@ -24,7 +24,7 @@ same added time; so its optimum is a bound. See Note [Relaxation].
 # 5. R[w, k] >= (A[u, K] - A[u, k]) - (u's options that do not run r) - (A[w, K] - A[w, k]):
 #    if u is remade after τ_k, w is alive at τ_k or is itself given back later.
 # 6. at each sample: base + sum of bytes of A or R or S <= budget; in forward: of x.
-# Tensors below `_NEGLIGIBLE` of the bytes to decide on are taken to be there at no cost.
+# The smallest tensors, `_NEGLIGIBLE` of the bytes in all, are taken to be there at no cost.
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ from typing import Any, final
 
 from legroom.plan._problem import Choice, Problem
 
-_NEGLIGIBLE = 0.0005
-_NUM_BACKWARD_SAMPLES = 40
+_NEGLIGIBLE = 0.005
+_MOST_SAMPLES, _FEWEST_SAMPLES = 40, 12
+_SIZE = 12_000
+"""Candidates times samples: about a second of HiGHS's time."""
 _NUM_FORWARD_SAMPLES = 8
 _SMALL_PROBLEM = 64
 """Up to so many candidates all are decided on, up to so many positions all are sampled."""
@@ -70,18 +72,22 @@ class Relaxation:
     """See Note [Relaxation]; built once for a problem, solved for many budgets.
 
     Args:
-        num_samples: Positions of backward at which memory is bounded.
+        num_samples: Positions of backward at which memory is bounded; None: fewer for larger
+            problems. On the graphs tried, the bound hardly depends on it.
     """
 
-    def __init__(self, problem: Problem, *, num_samples: int = _NUM_BACKWARD_SAMPLES) -> None:
+    def __init__(self, problem: Problem, *, num_samples: int | None = None) -> None:
         self._problem = problem
         self._costs: list[float] = []
         self._is_choice: list[bool] = []
         self._rows: list[tuple[float, float, _Expression]] = []
         self._memory_rows: list[tuple[int, float]] = []  # row, base bytes
         self._cuts: list[tuple[float, float, _Expression]] = []
-        self._samples = _samples_of_backward(problem, num_samples)
         self._decided = self._worth_deciding()
+        if num_samples is None:
+            fitting = _SIZE // max(1, sum(self._decided))
+            num_samples = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, fitting))
+        self._samples = _samples_of_backward(problem, num_samples)
         self._x: dict[tuple[int, int], int] = {}
         self._y: dict[tuple[int, int], int] = {}
         self._a: dict[tuple[int, int], _Expression] = {}
@@ -110,8 +116,14 @@ class Relaxation:
         candidates = self._problem.candidates
         if len(candidates) <= _SMALL_PROBLEM:
             return [True for _ in candidates]
-        total = sum(each.num_bytes for each in candidates)
-        return [each.num_bytes > _NEGLIGIBLE * total for each in candidates]
+        left = _NEGLIGIBLE * sum(each.num_bytes for each in candidates)
+        worth = [True for _ in candidates]
+        for number in sorted(range(len(candidates)), key=lambda n: (candidates[n].num_bytes, n)):
+            left -= candidates[number].num_bytes
+            if left < 0:
+                break
+            worth[number] = False
+        return worth
 
     def _first_uses(self) -> dict[int, int]:
         """For each candidate that backward must read, the sample by which it has been read."""

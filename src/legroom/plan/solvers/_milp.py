@@ -81,7 +81,7 @@ def _round(
 ) -> None:
     """Hold what the relaxation holds more than a threshold of; mend and fill each attempt."""
     for threshold in _THRESHOLDS:
-        choice = _rounded(search, relaxed, threshold)
+        choice = rounded(search, relaxed, threshold)
         search.mend(choice, budget_bytes, origin, effort)
         best = search.archive.best(budget_bytes)
         if best is not None:
@@ -92,7 +92,8 @@ def _round(
             return
 
 
-def _rounded(search: Search, relaxed: RelaxedSolution, threshold: float) -> Choice:
+def rounded(search: Search, relaxed: RelaxedSolution, threshold: float) -> Choice:
+    """Hold what the relaxation holds at least that share of; for the rest, what it prefers."""
     options = []
     for number, share in enumerate(relaxed.shares):
         candidate = search.problem.candidates[number]
