@@ -1,7 +1,7 @@
 """Runs the benchmarks and writes their results; the only entry point.
 
-In go names of cases; out come `results/<theme>_<device>_<yyyymm>_<who>.json` and the same as
-Markdown. Every measurement runs in a process of its own, one after the other.
+In go a theme and names of cases; out come `results/<theme>_<device>_<yyyymm>_<who>.json` and the
+same as Markdown. Every measurement runs in a process of its own, one after the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import datetime
 import json
 import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,67 +18,66 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks import cases
-from benchmarks.meter import PARTS, REPETITIONS, WARMUP_STEPS
-from legroom.meter import Kind
+from benchmarks import cases, themes
+from benchmarks.processes import ROOT, answer_of
+from benchmarks.themes import Theme
 
-ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+_ALL = "all"
 
 
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("theme", nargs="?", default=_ALL, choices=(*themes.names(), _ALL))
     parser.add_argument("--cases", default=",".join(cases.names()), help="names, by commas")
     parser.add_argument("--who", default="maintainers", help="who measured (in the file's name)")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
     options = parser.parse_args()
     names = options.cases.split(",")
     try:
-        for name in names:
-            cases.load(name)
+        for case in names:
+            cases.load(case)
     except cases.UnknownCaseError as error:
         parser.error(str(error))
-    rows = _measure(names)
-    result = {"about": _about(), "cases": rows}
-    text = _markdown(result)
+    about = _about()
+    for name in themes.names() if options.theme == _ALL else (options.theme,):
+        theme = themes.get(name)
+        result = {"about": {**about, **theme.about}, **_measure(theme, names)}
+        stem = f"{theme.name}_cpu_{datetime.date.today():%Y%m}_{options.who}"
+        _save(result, theme.write_markdown(result), options.folder / stem)
+
+
+def _save(result: dict[str, Any], text: str, stem: Path) -> None:
     print(text)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    stem = f"meter_cpu_{datetime.date.today():%Y%m}_{options.who}"
-    (options.folder / f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.folder / f"{stem}.md").write_text(text)
-    print(f"wrote {options.folder / stem}.json and .md")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+    Path(f"{stem}.md").write_text(text)
+    print(f"wrote {stem}.json and .md")
 
 
-def _measure(names: list[str]) -> dict[str, dict[str, Any]]:
+def _measure(theme: Theme, names: list[str]) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {name: {} for name in names}
+    singles: dict[str, Any] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn()) as progress:
-        task = progress.add_task("", total=len(names) * len(PARTS))
+        total = len(names) * len(theme.case_parts) + len(theme.single_parts)
+        task = progress.add_task("", total=total)
         for name in names:
-            for part in PARTS:
-                progress.update(task, description=f"{name}: {part}")
-                rows[name][part] = _in_own_process(name, part)
+            for part in theme.case_parts:
+                progress.update(task, description=f"{theme.name}, {name}: {part}")
+                rows[name][part] = answer_of(theme.module, name, part)
                 progress.advance(task)
-    return rows
-
-
-def _in_own_process(name: str, part: str) -> dict[str, Any]:
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.meter", name, part],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if run.returncode != 0:
-        return {"error": (run.stderr.strip().splitlines() or ["no output"])[-1]}
-    return dict(json.loads(run.stdout.splitlines()[-1]))
+        for part in theme.single_parts:
+            progress.update(task, description=f"{theme.name}: {part}")
+            singles[part] = answer_of(theme.module, part)
+            progress.advance(task)
+    return {"cases": rows, **({"singles": singles} if singles else {})}
 
 
 def _about() -> dict[str, Any]:
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
+        ["git", "describe", "--always", "--dirty"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -88,166 +86,11 @@ def _about() -> dict[str, Any]:
     return {
         "date": f"{datetime.date.today():%Y-%m-%d}",
         "commit": commit.stdout.strip(),
-        "command": "python -m benchmarks.run",
+        "command": " ".join(["python -m benchmarks.run", *sys.argv[1:]]),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "warmup_steps": WARMUP_STEPS,
-        "repetitions": REPETITIONS,
     }
-
-
-def _markdown(result: dict[str, Any]) -> str:
-    about, rows = result["about"], result["cases"]
-    lines = [
-        "# Is the meter right, and what does it cost?",
-        "",
-        f"{about['date']} · commit {about['commit']} · torch {about['torch']} · Python "
-        f"{about['python']} · {about['machine']} · `{about['command']}`. Peaks are of the third "
-        f"step of each case in size `small`; times are medians of {about['repetitions']}, plain "
-        "and recorded steps taking turns.",
-        "",
-        "## Memory at the peak by kind, MiB",
-        "",
-        *_table(["case", *(kind.title for kind in Kind), "**sum**"], _kind_rows(rows)),
-        "",
-        "## The peak against the allocator's own count and against torch's MemTracker",
-        "",
-        "*Truth* is the running sum of the allocator's events since before the model was built. "
-        "MemTracker is told of models, optimizers and the live input tensors; it runs a dispatch "
-        "mode, which keeps autograd from working in place, and it does not see scratch memory "
-        "inside operations. The last column leaves our row of workspace out of the comparison.",
-        "",
-        *_table(
-            [
-                "case",
-                "legroom, bytes",
-                "truth, bytes",
-                "difference",
-                "MemTracker",
-                "difference",
-                "without workspace",
-            ],
-            _truth_rows(rows),
-        ),
-        "",
-        "## Balance and places",
-        "",
-        *_table(
-            [
-                "case",
-                "moments",
-                "out of balance",
-                "untracked",
-                "stash with a place",
-                "time with a line",
-                "resident growth, MiB",
-                "findings",
-            ],
-            _place_rows(rows),
-        ),
-        "",
-        "## What recording costs",
-        "",
-        *_table(
-            [
-                "case",
-                "plain ms",
-                "(spread)",
-                "recorded ms",
-                "(spread)",
-                "ratio",
-                "plain after/before",
-            ],
-            _cost_rows(rows),
-        ),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _table(head: list[str], body: list[list[str]]) -> list[str]:
-    rule = ["---", *("--:" for _ in head[1:])]
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *body)]
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.1f}"
-
-
-def _kind_rows(rows: dict[str, Any]) -> list[list[str]]:
-    body = []
-    for name, row in rows.items():
-        seen = row["profile"]
-        if "error" in seen:
-            body.append([name, seen["error"]])
-            continue
-        kinds = [_mib(seen["kinds"][kind.value]) for kind in Kind]
-        body.append([name, *kinds, f"**{_mib(seen['kinds_sum_bytes'])}**"])
-    return body
-
-
-def _truth_rows(rows: dict[str, Any]) -> list[list[str]]:
-    body = []
-    for name, row in rows.items():
-        if "error" in row["profile"] or "error" in row["truth"]:
-            continue
-        ours, truth, peer = (
-            row["profile"]["peak_bytes"],
-            row["truth"]["peak_bytes"],
-            row["memtracker"],
-        )
-        other = [peer.get("error", "")[:60], "–", "–"]
-        if "peak_bytes" in peer:
-            seen = peer["peak_bytes"]
-            bare = ours - row["profile"]["kinds"][Kind.WORKSPACE.value]
-            other = [f"{seen:,}", *(f"{100 * (seen / each - 1):+.2f} %" for each in (ours, bare))]
-        body.append([name, f"{ours:,}", f"{truth:,}", f"{ours - truth:,}", *other])
-    return body
-
-
-def _place_rows(rows: dict[str, Any]) -> list[list[str]]:
-    return [
-        [
-            name,
-            str(seen["num_moments"]),
-            str(seen["num_unbalanced_moments"]),
-            f"{100 * seen['untracked_share']:.2f} %",
-            f"{100 * seen['stash_with_place']:.1f} %",
-            f"{100 * seen['time_with_line']:.1f} %",
-            _mib(seen["resident_peak_bytes"] or 0),
-            str(len(seen["findings"])),
-        ]
-        for name, seen in ((name, row["profile"]) for name, row in rows.items())
-        if "error" not in seen
-    ]
-
-
-def _cost_rows(rows: dict[str, Any]) -> list[list[str]]:
-    body, ratios = [], []
-    for name, row in rows.items():
-        cost = row["overhead"]
-        if "error" in cost:
-            body.append([name, cost["error"]])
-            continue
-        ratios.append(cost["ratio"])
-        spreads = [
-            "–".join(f"{v:.0f}" for v in cost[k]) for k in ("plain_spread_ms", "recorded_spread_ms")
-        ]
-        body.append(
-            [
-                name,
-                f"{cost['plain_ms']:.0f}",
-                spreads[0],
-                f"{cost['recorded_ms']:.0f}",
-                spreads[1],
-                f"{cost['ratio']:.2f}",
-                f"{cost['after_ratio']:.2f}",
-            ]
-        )
-    if ratios:
-        body.append(["**median**", "", "", "", "", f"**{statistics.median(ratios):.2f}**", ""])
-    return body
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """GPT-2 language modelling with stock dropout: `transformers` model, AdamW, generated tokens.
 
-`paper` is GPT-2 small at nanoGPT's micro-batch of 12 x 1024; `small` is a narrow one for a CPU.
+`paper` is GPT-2 small at nanoGPT's micro-batch of 12 x 1024; `small` is a narrow one for a CPU, and
+`deep` is `small` with 48 layers.
 """
 
 import itertools
@@ -26,6 +27,7 @@ class Size:
 
 SIZES = {
     "small": Size(num_layers=6, width=256, num_heads=4, vocabulary=4096, batch=8, length=256),
+    "deep": Size(num_layers=48, width=256, num_heads=4, vocabulary=4096, batch=8, length=256),
     "paper": Size(num_layers=12, width=768, num_heads=12, vocabulary=50257, batch=12, length=1024),
 }
 

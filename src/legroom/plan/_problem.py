@@ -14,7 +14,9 @@ simulator executes and the solvers solve. See Note [Problem].
 #    `base_before[p]`: just before it starts. A plan adds to that what it holds and gives back.
 # 4. A choice is one option per candidate; nothing else is decided. What is given back is given
 #    back once, as late as possible, and stays until its last use (`_simulate`).
-# 5. A need is what one operation of backward reads among the candidates, one set per variant of
+# 5. A piece may be called several times in a step (micro-batches). It is one program, so what is
+#    decided for one of its tensors holds for all calls: such candidates are tied.
+# 6. A need is what one operation of backward reads among the candidates, one set per variant of
 #    the operation. Where a variant needs less than another, the other is left out.
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ class Problem:
         variant_names: For positions with alternatives, their names; `""` is PyTorch's own.
         candidate_of: Number of the candidate, by index of the tensor.
         last_use: Last position that reads or writes a tensor, by index of the tensor.
+        tied: By candidate, all that the same decision holds for, itself included; see Note
+            [Problem], rule 5.
     """
 
     graph: Graph
@@ -100,6 +104,7 @@ class Problem:
     step_ms: float
     candidate_of: dict[int, int]
     last_use: dict[int, int]
+    tied: tuple[tuple[int, ...], ...]
 
     @property
     def num_positions(self) -> int:
@@ -190,6 +195,7 @@ class _Builder:
             step_ms=graph.step_ms,
             candidate_of=numbers,
             last_use=self._last_use,
+            tied=self._ties(candidates),
         )
 
     def _alternatives_of(self, op: OperationInfo) -> list[tuple[str, tuple[int, ...]]]:
@@ -250,6 +256,18 @@ class _Builder:
         if not tensor.is_planned and tensor.released_after is not None:
             end = max(end, tensor.released_after)
         return end
+
+    def _ties(self, candidates: tuple[Candidate, ...]) -> tuple[tuple[int, ...], ...]:
+        groups: dict[object, list[int]] = defaultdict(list)
+        keys: list[object] = []
+        for number, candidate in enumerate(candidates):
+            op = self._graph.operations[candidate.producer]
+            place = op.writes.index(candidate.tensor) if candidate.tensor in op.writes else -1
+            ways = tuple(option.way for option in candidate.options)
+            has_code = op.piece >= 0 and op.node and place >= 0
+            keys.append((op.piece, op.node, place, ways) if has_code else number)
+            groups[keys[-1]].append(number)
+        return tuple(tuple(groups[key]) for key in keys)
 
     def _reruns(
         self, candidates: tuple[Candidate, ...], numbers: dict[int, int]

@@ -145,17 +145,24 @@ class Relaxation:
                 continue
             expression: _Expression = {}
             siblings = self._problem.reruns[candidate.producer].makes
-            may_come_for_free = any(self._can_be_remade(each) for each in siblings)
+            may_come_for_free = any(
+                self._can_be_remade(each) for each in siblings if each != number
+            )
             for index, option in enumerate(candidate.options):
                 cost = option.saving.put_ms
                 if not may_come_for_free:
                     cost += option.saving.get_ms
                 self._x[number, index] = self._variable(cost=cost, is_choice=True)
                 expression[self._x[number, index]] = 1.0
-            must = number in self._first_use or any(
+            must = any(each in self._first_use for each in self._problem.tied[number]) or any(
                 option.saving.held_bytes == 0 for option in candidate.options
             )
             self._rows.append((float(must), 1.0, expression))
+            first = self._problem.tied[number][0]
+            if first != number and self._decided[first]:
+                for index in range(len(candidate.options)):
+                    same = {self._x[number, index]: 1.0, self._x[first, index]: -1.0}
+                    self._rows.append((0.0, 0.0, same))
 
     def _kept_whole(self, number: int) -> _Expression:
         options = self._problem.candidates[number].options

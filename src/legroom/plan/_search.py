@@ -121,7 +121,7 @@ class Search:
 
     def holding(self, held: Iterable[int]) -> Choice:
         """Hold these candidates, and run again what makes the others, where that is possible."""
-        wanted = set(held)
+        wanted = {tied for number in held for tied in self.problem.tied[number]}
         options = []
         for number in range(len(self.problem.candidates)):
             drop = self._drop[number]
@@ -210,9 +210,10 @@ class Search:
     def _with(self, choice: Choice, numbers: list[int], target: Sequence[int | None]) -> Choice:
         options = list(choice.options)
         for number in numbers:
-            option = target[number]
-            if option is not None:
-                options[number] = option
+            for each in self.problem.tied[number]:
+                option = target[each]
+                if option is not None:
+                    options[each] = option
         return replace(choice, options=tuple(options))
 
     # -- filling ---------------------------------------------------------------------------------

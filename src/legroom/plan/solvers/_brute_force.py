@@ -25,15 +25,18 @@ class BruteForce(AbstractSolver):
         """Exact, unless the deadline comes first."""
         problem = search.problem
         positions = list(problem.variant_names)
-        options = [range(len(each.options)) for each in problem.candidates]
+        free = [n for n, tied in enumerate(problem.tied) if tied[0] == n]
+        options = [range(len(problem.candidates[n].options)) for n in free]
         variants = [range(len(problem.needs.get(p, ((),)))) for p in positions]
         for picked in itertools.product(*options):
             if effort.timed_out:
                 return Verdict(bound_ms=0.0, timed_out=True)
+            of_first = dict(zip(free, picked, strict=True))
+            whole = tuple(of_first[tied[0]] for tied in problem.tied)
             for alternatives in itertools.product(*variants):
                 chosen = tuple(
                     (p, index) for p, index in zip(positions, alternatives, strict=True) if index
                 )
-                search.evaluate(Choice(picked, chosen), cls.name)
+                search.evaluate(Choice(whole, chosen), cls.name)
         best = search.archive.best(budget_bytes)
         return Verdict(bound_ms=best.outcome.added_ms if best else float("inf"))

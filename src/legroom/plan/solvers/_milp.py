@@ -103,7 +103,8 @@ def rounded(search: Search, relaxed: RelaxedSolution, threshold: float) -> Choic
             options.append(0)
         else:
             options.append(_best_other(search, relaxed, number))
-    return Choice(tuple(options), relaxed.variants)
+    tied = tuple(options[group[0]] for group in search.problem.tied)
+    return Choice(tied, relaxed.variants)
 
 
 def _best_other(search: Search, relaxed: RelaxedSolution, number: int) -> int:
@@ -139,7 +140,9 @@ def _close(
                 if effort.timed_out:
                     return bound_ms
                 return best.outcome.added_ms if best is not None else float("inf")
-            bound_ms = max(bound_ms, solved.bound_ms)
+            # What was ruled out before may still be the best: it bounds the others from above.
+            least = best.outcome.added_ms if best is not None else float("inf")
+            bound_ms = max(bound_ms, min(solved.bound_ms, least))
             if solved.timed_out:
                 return bound_ms
             choice = Choice(solved.options, solved.variants)

@@ -1,0 +1,22 @@
+"""The registry of themes: a result file answers one of them.
+
+To add one: a module that measures, a file here that writes its tables, a line in the tuple.
+"""
+
+from benchmarks.themes._meter import METER
+from benchmarks.themes._plan import PLAN
+from benchmarks.themes._theme import Theme
+
+__all__ = ["Theme", "get", "names"]
+
+_THEMES: tuple[Theme, ...] = (METER, PLAN)
+
+
+def names() -> tuple[str, ...]:
+    """Names of all themes, in the order in which they run."""
+    return tuple(theme.name for theme in _THEMES)
+
+
+def get(name: str) -> Theme:
+    """The theme of that name, which must be one of `names()`."""
+    return {theme.name: theme for theme in _THEMES}[name]
