@@ -358,8 +358,11 @@ class Relaxation:
         finally:
             del self._cuts[kept:]
 
-    def forbid(self, choice: Choice, needed: frozenset[int]) -> None:
-        """Rule a choice out, and all that differ from it only in what backward does not need."""
+    def forbid(self, choice: Choice, needed: frozenset[int]) -> bool:
+        """Rule a choice out, and all that differ from it only in what backward does not need.
+
+        False where that leaves nothing: no decision matters.
+        """
         wanted: _Expression = {}
         for (number, index), variable in self._x.items():
             if number in needed and choice.options[number] == index:
@@ -370,6 +373,7 @@ class Relaxation:
                 wanted[variable] = -1.0
         if wanted:
             self._cuts.append((1.0 - len(wanted), float("inf"), wanted))
+        return bool(wanted)
 
     def solve(
         self,

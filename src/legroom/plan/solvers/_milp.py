@@ -137,17 +137,21 @@ def _close(
                 return bound_ms
             solved = relaxation.solve(budget_bytes, integral=True, time_limit_s=effort.seconds_left)
             if solved is None:  # everything that could fit has been tried
-                if effort.timed_out:
-                    return bound_ms
-                return best.outcome.added_ms if best is not None else float("inf")
+                return bound_ms if effort.timed_out else _added_ms(search, budget_bytes)
             # What was ruled out before may still be the best: it bounds the others from above.
-            least = best.outcome.added_ms if best is not None else float("inf")
-            bound_ms = max(bound_ms, min(solved.bound_ms, least))
+            bound_ms = max(bound_ms, min(solved.bound_ms, _added_ms(search, budget_bytes)))
             if solved.timed_out:
                 return bound_ms
             choice = Choice(solved.options, solved.variants)
             search.evaluate(choice, origin)
             trace = Trace()
             search.simulator.run(choice, trace)
-            relaxation.forbid(choice, trace.needed)
+            if not relaxation.forbid(choice, trace.needed):
+                return _added_ms(search, budget_bytes)
     return bound_ms
+
+
+def _added_ms(search: Search, budget_bytes: int) -> float:
+    """Of the best choice so far; infinite where none fits."""
+    best = search.archive.best(budget_bytes)
+    return best.outcome.added_ms if best is not None else float("inf")
