@@ -39,8 +39,8 @@ format: $(STAMP)  ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## Measure legroom on every case and write benchmarks/results/
-	$(BIN)/python -m benchmarks.run
+bench: $(STAMP)  ## Measure legroom on every case, all themes, and write benchmarks/results/
+	$(BIN)/python -m benchmarks.run all
 
 clean:  ## Remove .venv, caches and what the demo wrote
 	rm -rf $(VENV) demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

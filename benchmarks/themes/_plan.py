@@ -56,6 +56,7 @@ def _summary(levels: dict[str, Any]) -> list[str]:
     if not planned:
         return [f"**Summary:** no case of {len(levels)} could be planned."]
     gaps = [row["gap"] for row in planned]
+    costly = [row["gap"] for row in planned if row["added_ms"] > 0]
     over = sum(row["predicted_peak_bytes"] > row["budget_bytes"] for row in planned)
     return [
         f"**Summary:** {len(done)} of {len(levels)} cases captured; {len(rows)} budgets: "
@@ -63,7 +64,8 @@ def _summary(levels: dict[str, Any]) -> list[str]:
         f"{sum(row['timed_out'] for row in planned)} stopped by the time limit), {len(below)} "
         f"below the floor ({sum(row['passed'] for row in below)} with the right floor in the "
         f"error), {len(rows) - len(planned) - len(below)} failed. Gap: median "
-        f"**{percent(statistics.median(gaps))}**, worst {percent(max(gaps))}. Solving a budget: "
+        f"**{percent(statistics.median(gaps))}** (of the {len(costly)} plans that add time: "
+        f"{percent(statistics.median(costly or [0.0]))}), worst {percent(max(gaps))}. Solving: "
         f"worst **{max(row['solve_s'] for row in (*planned, *below)):.1f} s**; finding the floor: "
         f"worst {max(seen['floor_s'] for seen in done.values()):.1f} s.",
     ]
@@ -299,10 +301,11 @@ def _reference_section(seen: dict[str, Any]) -> Iterable[str]:
     )
     yield from (
         "16 blocks of RMSNorm, 4-head causal attention and SwiGLU; width 128, vocabulary 500, "
-        "batch 2, length 256, float32; forward and backward only. Sizes in MB of 10⁶ bytes: gradients "
-        f"count, the {less_bytes / 1e6:.1f} MB of parameters and inputs do not. *Published* is of "
-        "PyTorch's own means on a model of this description, *measured* is of the model here in "
-        "the same way (the allocator's events); the plan is for the published peak as its budget.",
+        "batch 2, length 256, float32; forward and backward only. Sizes in MB of 10⁶ bytes: "
+        f"gradients count, the {less_bytes / 1e6:.1f} MB of parameters and inputs do not. "
+        "*Published* is of PyTorch's own means on a model of this description, *measured* is of "
+        "the model here in the same way (the allocator's events); the plan is for the published "
+        "peak as its budget.",
         "",
         f"Predicted plain peak: {(seen['plain_peak_bytes'] - less_bytes) / 1e6:.1f} MB; floor: "
         f"{(seen['floor_bytes'] - less_bytes) / 1e6:.1f} MB, found in {seen['floor_s']:.1f} s; "

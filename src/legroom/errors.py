@@ -91,12 +91,10 @@ class InfeasibleBudgetError(LegroomError):
         self.largest, self.remedies = largest, remedies
         lowest = f"{_in_mib(floor_bytes)} ({floor_bytes} bytes)"
         alive = f"  largest live tensors at that peak: {', '.join(largest)}\n" if largest else ""
-        more = remedies or ("more ways (`legroom ways` lists them)",)
+        tries = (f"a budget of at least {floor_bytes} bytes", "a smaller batch", *remedies)
         super().__init__(
             f"no plan fits {_in_mib(budget_bytes)}: with every enabled way the step still "
-            f"peaks at {lowest}.\n{alive}"
-            f"  try: a budget of at least {floor_bytes} bytes, a smaller batch, or "
-            + ", or ".join(more)
+            f"peaks at {lowest}.\n{alive}  try: {', or '.join(tries)}"
         )
 
 

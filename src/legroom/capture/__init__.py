@@ -7,6 +7,7 @@ backward pass begins) and the source line and module that each operation belongs
 from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
+from legroom.capture._heap import Heap, scan_heap, shape_and_dtype
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import arguments_of, signature_of
@@ -19,6 +20,7 @@ __all__ = [
     "AbstractTrainingObserver",
     "Capture",
     "Graph",
+    "Heap",
     "Kind",
     "NotCaptured",
     "OperationInfo",
@@ -42,6 +44,8 @@ __all__ = [
     "observe_backward",
     "run_script",
     "saved_tensors",
+    "scan_heap",
+    "shape_and_dtype",
     "short_name",
     "signature_of",
 ]

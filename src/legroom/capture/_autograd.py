@@ -49,6 +49,14 @@ def graph_of(tensor: torch.Tensor) -> Any:
         return None
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether no operation made the tensor; False where PyTorch refuses to say (see `graph_of`)."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set[str]]:
     """Every tensor kept by the graphs of `roots`, and names of nodes that cannot be looked into.
 

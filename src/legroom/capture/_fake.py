@@ -18,63 +18,24 @@ the same objects hold the same bits. See Note [Exchange].
 from __future__ import annotations
 
 import collections
-import gc
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
+from legroom.capture._autograd import is_leaf
+from legroom.capture._heap import Heap
 from legroom.capture._kinds import Kind
 from legroom.errors import TorchInterfaceError
 
 _TESTED = "2.13.0"
 _DEPTH = 5
 _LONGEST = 100_000
-
-
-@dataclass
-class Program:
-    """What of a running program concerns training. Drop it soon: it keeps all of it alive."""
-
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    modules: list[nn.Module] = field(default_factory=list)
-    optimizers: list[Optimizer] = field(default_factory=list)
-    helpers: list[object] = field(default_factory=list)
-
-
-def look_at_program() -> Program:
-    """Every live tensor, module, optimizer and scheduler that the garbage collector knows of."""
-    found = Program()
-    for thing in _all_objects():
-        kind = type(thing)  # isinstance() would run __class__ of lazy proxies
-        if issubclass(kind, torch.Tensor):
-            found.tensors.append(thing)
-        elif issubclass(kind, nn.Module):
-            found.modules.append(thing)
-        elif issubclass(kind, Optimizer):
-            found.optimizers.append(thing)
-        elif issubclass(kind, LRScheduler | torch.amp.GradScaler):
-            found.helpers.append(thing)
-    return found
-
-
-def _all_objects() -> list[Any]:
-    """What the garbage collector tracks, what the program has frozen out of its sight included."""
-    if not gc.get_freeze_count():
-        return gc.get_objects()
-    gc.unfreeze()
-    try:
-        return gc.get_objects()
-    finally:
-        gc.freeze()
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -94,17 +55,17 @@ def nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor]
             yield from nested_tensors(key, item)
 
 
-def _state_of(program: Program) -> Iterator[tuple[Kind, torch.Tensor]]:
-    for module in program.modules:
+def _state_of(heap: Heap) -> Iterator[tuple[Kind, torch.Tensor]]:
+    for module in heap.modules:
         for table in ("_parameters", "_buffers"):
             owned = vars(module).get(table) or {}
             yield from ((Kind.WEIGHTS, tensor) for tensor in owned.values() if tensor is not None)
-    for optimizer in program.optimizers:
+    for optimizer in heap.optimizers:
         for group in vars(optimizer).get("param_groups", ()):
             yield from ((Kind.WEIGHTS, tensor) for tensor in group["params"])
         for state in vars(optimizer).get("state", {}).values():
             yield from ((Kind.OPTIMIZER_STATE, tensor) for _, tensor in nested_tensors("", state))
-    for tensor in program.tensors:
+    for tensor in heap.tensors:
         if _can_be_exchanged(tensor) and tensor.requires_grad:
             yield Kind.WEIGHTS, tensor
 
@@ -115,7 +76,7 @@ def _can_be_exchanged(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_quantized
         and not tensor.is_meta
-        and tensor.is_leaf
+        and is_leaf(tensor)
     )
 
 
@@ -130,13 +91,13 @@ class ExchangedState:
         self._restore_containers: list[Callable[[], None]] = []
         self._restore_random: Callable[[], None] = _remember_random()
 
-    def exchange(self, program: Program) -> Iterator[tuple[Kind, torch.Tensor]]:
+    def exchange(self, heap: Heap) -> Iterator[tuple[Kind, torch.Tensor]]:
         """Put fakes behind everything that training changes; yields each, with what it is."""
-        for owner in (*program.modules, *program.optimizers, *program.helpers):
+        for owner in (*heap.modules, *heap.optimizers, *heap.helpers):
             self._restore_containers.append(_remember(vars(owner), _DEPTH))
         state = {
             id(tensor): (kind, tensor)
-            for kind, tensor in reversed(list(_state_of(program)))
+            for kind, tensor in reversed(list(_state_of(heap)))
             if _can_be_exchanged(tensor)
         }
         for kind, tensor in state.values():

@@ -124,7 +124,7 @@ class Pieces:
     # Calls ---------------------------------------------------------------------------------------
 
     def _caller(self, module: nn.Module) -> Callable[..., Any]:
-        target: Any = vars(module).get("_modules", {}).get("_orig_mod", module)
+        target: Any = dict(module.named_children()).get("_orig_mod", module)
         path = self._paths.path(module)
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -31,10 +31,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from legroom.capture._autograd import creates_graph, observe_backward
-from legroom.capture._fake import ExchangedState, is_fake, look_at_program, nested_tensors
+from legroom.capture._autograd import creates_graph, is_leaf, observe_backward
+from legroom.capture._fake import ExchangedState, is_fake, nested_tensors
 from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured
+from legroom.capture._heap import scan_heap
 from legroom.capture._kinds import Kind, Phase
 from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
 from legroom.capture._pieces import Pieces
@@ -187,17 +188,17 @@ class StepCapture(AbstractTrainingObserver):
     # State ---------------------------------------------------------------------------------------
 
     def _exchange(self, mode: FakeTensorMode) -> None:
-        program = look_at_program()
+        heap = scan_heap()
         state = ExchangedState(mode)
         self._open.callback(state.put_back)
         self._open.callback(self._recorder.close)
-        for kind, tensor in state.exchange(program):
+        for kind, tensor in state.exchange(heap):
             self._recorder.add_storage(tensor, is_made=False).kind = kind
-        self._paths.learn_owners(program.modules)
-        self._optimizers = list(program.optimizers)
-        for tensor in program.tensors:
+        self._paths.learn_owners(heap.modules)
+        self._optimizers = list(heap.optimizers)
+        for tensor in heap.tensors:
             self._add_data(tensor, state)
-        devices = {tensor.device for tensor in program.tensors if isinstance(tensor, nn.Parameter)}
+        devices = {tensor.device for tensor in heap.tensors if isinstance(tensor, nn.Parameter)}
         self._recorder.device = next(iter(devices - {torch.device("cpu")}), torch.device("cpu"))
 
     def _add_data(self, tensor: torch.Tensor, state: ExchangedState) -> None:
@@ -236,7 +237,7 @@ class StepCapture(AbstractTrainingObserver):
                     owner = names.get(id(param), "")
                     self._name(tensor, Kind.OPTIMIZER_STATE, owner and f"{owner}.{key}")
         for name, tensor in self._paths.tensors():
-            if tensor.is_leaf:
+            if is_leaf(tensor):
                 self._name(tensor.grad, Kind.GRADIENTS, f"{name}.grad")
 
     def _name(self, tensor: torch.Tensor | None, kind: Kind, name: str) -> None:

@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from legroom.capture._fake_rules import ASSUMED, FAKE_RULES
+from legroom.capture._heap import shape_and_dtype
 from legroom.capture._kinds import Kind, Phase
 from legroom.capture._signature import signature_of
 from legroom.capture._sites import SiteTable
@@ -167,11 +168,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known.get(storage._cdata)
         if known is not None:
             return known
+        shape, dtype = shape_and_dtype(tensor)
         raw = RawStorage(
             index=len(self.storages),
             num_bytes=storage.nbytes() if num_bytes is None else num_bytes,
-            shape=tuple(int(size) for size in tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=shape,
+            dtype=dtype,
             born=self.position if is_made else self.position - 1,
             is_made=is_made,
         )

@@ -20,27 +20,16 @@ See Note [Opening balance].
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import Kind, graph_of, saved_tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Heap:
-    """What was alive at one look. Drop it soon: it keeps everything in it alive."""
-
-    tensors: list[torch.Tensor]
-    modules: list[nn.Module]
-    optimizers: list[Optimizer]
+from legroom.capture import Heap, Kind, graph_of, saved_tensors, scan_heap, shape_and_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +158,6 @@ def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return ()
 
 
-def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    """Shape and type for people; a nested tensor has no one shape."""
-    shape = () if tensor.is_nested else tuple(tensor.shape)
-    return shape, str(tensor.dtype).removeprefix("torch.")
-
-
 def live_graph_tensors() -> list[torch.Tensor]:
     """Every live tensor that has an autograd graph behind it."""
     return [tensor for tensor in scan_heap().tensors if graph_of(tensor) is not None]
@@ -207,36 +190,6 @@ def _live_tensors(heap: Heap) -> Iterator[_Found]:
         yield Kind.STASH, item.tensor, 0, "", (item.node, item.field)
     for tensor in tensors:
         yield Kind.INPUTS, tensor, 0, "", None
-
-
-def scan_heap() -> Heap:
-    """Every live tensor, module and optimizer that Python's garbage collector knows of.
-
-    Cost: one pass over all Python objects, about 0.1 s per million.
-    """
-    tensors: list[torch.Tensor] = []
-    modules: list[nn.Module] = []
-    optimizers: list[Optimizer] = []
-    for thing in _all_objects():
-        kind = type(thing)  # isinstance() would run __class__ of lazy proxies
-        if issubclass(kind, torch.Tensor):
-            tensors.append(thing)
-        elif issubclass(kind, nn.Module):
-            modules.append(thing)
-        elif issubclass(kind, Optimizer):
-            optimizers.append(thing)
-    return Heap(tensors, modules, optimizers)
-
-
-def _all_objects() -> list[Any]:
-    """What the garbage collector tracks, what the program has frozen out of its sight included."""
-    if not gc.get_freeze_count():
-        return gc.get_objects()
-    gc.unfreeze()
-    try:
-        return gc.get_objects()
-    finally:
-        gc.freeze()
 
 
 def _weights(heap: Heap) -> Iterator[torch.Tensor]:

@@ -18,14 +18,20 @@ import torch
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity
 
-from legroom.capture import AbstractTrainingObserver, Kind, Site, SiteTable, saved_tensors
+from legroom.capture import (
+    AbstractTrainingObserver,
+    Kind,
+    Site,
+    SiteTable,
+    saved_tensors,
+    scan_heap,
+    shape_and_dtype,
+)
 from legroom.meter._events import EventStream, read_events
 from legroom.meter._hooks import LineHooks, ModuleNames
 from legroom.meter._opening import (
     OpeningBalance,
     live_graph_tensors,
-    scan_heap,
-    shape_and_dtype,
     state_tensors,
     storages_of,
     take_opening_balance,

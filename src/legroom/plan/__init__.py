@@ -21,6 +21,8 @@ from legroom.plan._plan import (
     PresetPoint,
     SweepPoint,
 )
+from legroom.plan._planner import Planner, simulate_plain
+from legroom.plan._report import build_report, with_times
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
@@ -32,8 +34,10 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "PlanReport",
+    "Planner",
     "PresetPoint",
     "SweepPoint",
+    "build_report",
     "choose_ways",
     "faults_of",
     "faults_of_ways",
@@ -44,4 +48,6 @@ __all__ = [
     "plan",
     "plan_script",
     "report_faults",
+    "simulate_plain",
+    "with_times",
 ]

@@ -31,7 +31,9 @@ from legroom.plan._search import Archive, Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, Greedy, Milp
 from legroom.units import format_bytes
 from legroom.variants import AbstractVariant
+from legroom.variants import names as variant_names
 from legroom.ways import AbstractWay
+from legroom.ways import names as way_names
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -299,7 +301,14 @@ class Planner:
             budget_bytes=budget_bytes,
             floor_bytes=floor_bytes,
             largest=tuple(f"{format_bytes(each.num_bytes)} {each.name}" for each in alive[:5]),
+            remedies=self._remedies(),
         )
+
+    def _remedies(self) -> tuple[str, ...]:
+        """Ways that are not enabled; none where all are."""
+        enabled = {way.name for way in self._ways} | {each.name for each in self._variants}
+        left = [name for name in (*way_names(), *variant_names()) if name not in enabled]
+        return (f"enabling {', '.join(left)}",) if left else ()
 
     # -- floor and frontier --------------------------------------------------------------------
 

@@ -32,8 +32,11 @@ def build_report(
     Raises:
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
-    notes: list[str] = []
-    plain, planned = _with_times(capture, options, notes, on_progress)
+    if options.device is not None:
+        plain, planned, notes = _modelled(capture, options.device)
+    else:
+        stopwatch = OperationTimes(capture.planned.device)
+        plain, planned, notes = with_times(capture, stopwatch, on_progress=on_progress)
     started = time.perf_counter()
     exactness = Exactness(options.exactness)
     enabled_ways = ways.select(options.way_names, exactness=exactness)
@@ -87,23 +90,29 @@ def _budget_bytes(options: PlanOptions, planner: Planner) -> int | None:
     return parse_device(options.device).memory_bytes if options.device is not None else None
 
 
-def _with_times(
-    capture: Capture, options: PlanOptions, notes: list[str], on_progress: OnProgress | None
-) -> tuple[Graph, Graph]:
-    """Both graphs with times: measured on this device, or modelled for the one described."""
-    signatures = [
+def with_times(
+    capture: Capture, stopwatch: OperationTimes, *, on_progress: OnProgress | None = None
+) -> tuple[Graph, Graph, list[str]]:
+    """The plain and the planned graph with times and scratch memory measured on this device.
+
+    Also what could not be measured, in sentences.
+    """
+    times = stopwatch.measure(_signatures(capture), on_progress=on_progress)
+    return _timed(capture.plain, times), _timed(capture.planned, times), stopwatch.notes
+
+
+def _modelled(capture: Capture, device: str) -> tuple[Graph, Graph, list[str]]:
+    times = modelled_times(_signatures(capture), parse_device(device))
+    return _timed(capture.plain, times), _timed(capture.planned, times), []
+
+
+def _signatures(capture: Capture) -> list[str]:
+    return [
         op.signature
         for graph in (capture.planned, capture.plain)
         for op in graph.operations
         if op.signature
     ]
-    if options.device is not None:
-        times = modelled_times(signatures, parse_device(options.device))
-    else:
-        stopwatch = OperationTimes(capture.planned.device)
-        times = stopwatch.measure(signatures, on_progress=on_progress)
-        notes += stopwatch.notes
-    return _timed(capture.plain, times), _timed(capture.planned, times)
 
 
 def _timed(graph: Graph, times: dict[str, OperationTime]) -> Graph:

@@ -26,6 +26,7 @@ from legroom.plan._plan import PlanReport
 from legroom.plan._report import OnProgress, build_report
 
 _NUM_STEPS = 4
+_NOTHING_COMPUTED = "capturing: figures that the script prints from here on are made up"
 
 
 def plan_script(
@@ -50,6 +51,7 @@ class _Run:
     ) -> None:
         self._script = script
         self._capture = StepCapture(exactness=options.exactness, on_progress=stage_of(on_progress))
+        self._on_progress = on_progress
         self._finder = StepFinder(self._step_ends, on_start=self._training_starts)
         self._has_started = False
         self._num_steps = 0
@@ -70,6 +72,8 @@ class _Run:
 
     def _training_starts(self) -> None:
         self._has_started = True
+        if self._on_progress is not None:
+            self._on_progress(_NOTHING_COMPUTED, 0, 0)
         with self._guarded():
             self._finder.observer = self._capture
             self._capture.start()

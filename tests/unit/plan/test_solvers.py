@@ -33,8 +33,9 @@ def problem_of(graph):
 
 def num_choices(problem):
     total = 1
-    for candidate in problem.candidates:
-        total *= len(candidate.options)
+    for number, candidate in enumerate(problem.candidates):
+        if problem.tied[number][0] == number:
+            total *= len(candidate.options)
     for position in problem.variant_names:
         total *= len(problem.needs.get(position, ((),)))
     return total
