@@ -10,6 +10,7 @@ LegroomError                    exit code 1: something failed
 │   ├── NoTrainingError         it ended without a training step that could be measured
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
 ├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
+├── CaptureFailedError          the step failed while it was captured on tensors without memory
 ├── NothingCapturedError        no module call of the step could be captured
 └── TorchInterfaceError         a private PyTorch interface that legroom relies on has gone
 """
@@ -101,6 +102,10 @@ class InfeasibleBudgetError(LegroomError):
 def _in_mib(count: int) -> str:
     """Bytes for people; `units.format_bytes` stands above this module."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+
+
+class CaptureFailedError(LegroomError):
+    """The step raised an exception, its cause, while it was captured on tensors without memory."""
 
 
 class NothingCapturedError(LegroomError):

@@ -90,6 +90,7 @@ class ExchangedState:
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._restore_containers: list[Callable[[], None]] = []
         self._restore_random: Callable[[], None] = _remember_random()
+        self.left_real: list[torch.Tensor] = []
 
     def exchange(self, heap: Heap) -> Iterator[tuple[Kind, torch.Tensor]]:
         """Put fakes behind everything that training changes; yields each, with what it is."""
@@ -105,7 +106,10 @@ class ExchangedState:
             is_dense = gradient is not None and gradient.layout is torch.strided
             fake_gradient = self._fake_of(gradient) if gradient is not None and is_dense else None
             aside = self._fake_of(tensor)
-            exchange(tensor, aside)
+            if not exchange(tensor, aside):
+                self.left_real.append(tensor)
+                self._storages.pop(tensor.untyped_storage()._cdata, None)
+                continue
             self._pairs.append((tensor, aside))
             _copy_hooks(aside, tensor)
             yield kind, tensor
@@ -148,18 +152,25 @@ class ExchangedState:
         return fake
 
 
-def exchange(left: torch.Tensor, right: torch.Tensor) -> None:
+def exchange(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Let two Python objects swap what is behind them: class, attributes and tensor.
 
     `torch.utils.swap_tensors` does the same and refuses where weak references to an object exist;
-    ours stay valid, because the objects do.
+    ours stay valid, because the objects do. False, and nothing has changed, where PyTorch refuses:
+    C++ holds a weak reference, as a live graph or a guard of torch.compile may.
     """
     swap: Any = getattr(torch._C, "_swap_tensor_impl", None)
     if swap is None:
         raise TorchInterfaceError("torch._C._swap_tensor_impl", tested=_TESTED)
     left.__class__, right.__class__ = right.__class__, left.__class__
     left.__dict__, right.__dict__ = right.__dict__, left.__dict__
-    swap(left, right)
+    try:
+        swap(left, right)
+    except RuntimeError:
+        left.__class__, right.__class__ = right.__class__, left.__class__
+        left.__dict__, right.__dict__ = right.__dict__, left.__dict__
+        return False
+    return True
 
 
 def _copy_hooks(source: torch.Tensor, target: Any) -> None:

@@ -44,7 +44,7 @@ from legroom.capture._sites import line_of
 from legroom.capture._step_graph import build_graph
 from legroom.capture._steps import AbstractTrainingObserver
 from legroom.capture._trace import Recorder
-from legroom.errors import NothingCapturedError
+from legroom.errors import CaptureFailedError, NothingCapturedError
 
 
 @final
@@ -198,6 +198,8 @@ class StepCapture(AbstractTrainingObserver):
         self._optimizers = list(heap.optimizers)
         for tensor in heap.tensors:
             self._add_data(tensor, state)
+        self._left_real_bytes = sum(tensor.nbytes for tensor in state.left_real)
+        state.left_real.clear()
         devices = {tensor.device for tensor in heap.tensors if isinstance(tensor, nn.Parameter)}
         self._recorder.device = next(iter(devices - {torch.device("cpu")}), torch.device("cpu"))
 
@@ -273,6 +275,12 @@ class StepCapture(AbstractTrainingObserver):
             self._watch.forbid_double_backward(roots)
 
     def _assumptions(self) -> Iterator[NotCaptured]:
+        if self._left_real_bytes:
+            yield NotCaptured(
+                "weights that stayed real",
+                "PyTorch refused to exchange them: something in C++ refers to them weakly",
+                self._left_real_bytes,
+            )
         sites = self._recorder.sites.sites
         for site, count in self._recorder.assumed.items():
             where = line_of(sites[site].user_file, sites[site].user_line)
@@ -303,6 +311,7 @@ def capture_step(
         on_progress: Is told what comes next, in a few words.
 
     Raises:
+        CaptureFailedError: The step raised an exception.
         NothingCapturedError: No call of a module could be captured.
 
     Limits: what the step keeps elsewhere is not put back: an iterator over batches has moved on,
@@ -313,12 +322,24 @@ def capture_step(
         with _observed_by(capture):
             capture.start()
             while True:
-                step()
+                _run(step)
                 if capture.step_ends():
                     break
         return capture.finish()
     finally:
         capture.abandon()
+
+
+def _run(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except Exception as error:
+        raise CaptureFailedError(
+            f"the step failed while it was captured, on tensors that have no memory: "
+            f"{type(error).__name__}: {error}\n"
+            "  what needs a tensor's values (`.numpy()`, `.tolist()`) cannot be captured.\n"
+            "  try: a step without it; `.item()` is answered with a stand-in"
+        ) from error
 
 
 @contextlib.contextmanager

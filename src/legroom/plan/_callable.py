@@ -43,6 +43,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
 
     Raises:
         UsageError: An argument is wrong.
+        CaptureFailedError: The step raised an exception while it was captured.
         NothingCapturedError: No part of the step could be captured.
         InfeasibleBudgetError: No plan fits; names the lowest budget that one does.
     """
