@@ -45,11 +45,13 @@ class PieceCall:
     """One run of a piece's forward, and what its storages were in the recording.
 
     Attributes:
+        site: Number of the source line that called it, in the recorder's table.
         bound: Index of the recorded storage, by the piece's own number.
     """
 
     piece: int
     code: PieceCode
+    site: int
     bound: dict[int, int] = field(default_factory=dict)
 
 
@@ -287,7 +289,7 @@ class _Traced:
         ]
 
         def run(args: list[Any]) -> list[Any]:
-            call = PieceCall(self.piece, self.code)
+            call = PieceCall(self.piece, self.code, self._recorder.sites.here(""))
             given = self._bind(call.bound, self.code.primals, args)
             recorder = self._recorder
             for number, tensor in self.code.constants.items():

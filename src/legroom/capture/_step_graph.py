@@ -138,10 +138,7 @@ class _Builder:
             self._end_of[position] = len(self.operations) - 1
 
     def _add_recorded(self, raw: RawOperation) -> None:
-        line = ""
-        if raw.site >= 0:
-            site = self._recorder.sites.sites[raw.site]
-            line = line_of(site.file, site.line) if site.file else ""
+        line = self._line_of(raw.site)
         writes = [index for index in raw.writes if index not in self._same]
         reused = [self._same[index] for index in raw.writes if index in self._same]
         self._append(
@@ -168,6 +165,7 @@ class _Builder:
             for local, raw in run.bound.items()
             if (number := self._number_of(raw)) is not None
         )
+        line = self._line_of(run.call.site)  # where all of an operation's own is PyTorch's
         for operation in code.backward if run.is_backward else code.forward:
             for local in operation.writes:
                 if local not in numbers:
@@ -187,12 +185,18 @@ class _Builder:
                     piece=run.call.piece,
                     node=operation.node,
                     is_random=operation.is_random,
-                    line=operation.line,
+                    line=operation.line or line,
                     module=_moved(operation.module, moved),
                 )
             )
         if not run.is_backward:
             self._internal[id(run.call)] = numbers
+
+    def _line_of(self, site: int) -> str:
+        if site < 0:
+            return ""
+        place = self._recorder.sites.sites[site]
+        return line_of(place.file, place.line) if place.file else ""
 
     def _moved_modules(self, run: PieceRun) -> dict[str, str]:
         """Paths that mean another module here, because two modules share a piece's code.

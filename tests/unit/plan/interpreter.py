@@ -185,6 +185,5 @@ class _Interpreter:
         if not tensor.is_planned:
             return tensor.released_after is not None and position >= tensor.released_after
         return not any(
-            tensor.index in (*op.reads, *op.updates)
-            for op in self.graph.operations[position + 1 :]
+            tensor.index in (*op.reads, *op.updates) for op in self.graph.operations[position + 1 :]
         )

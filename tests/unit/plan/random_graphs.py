@@ -64,9 +64,7 @@ class Builder:
         return max(uses, default=0)
 
     def graph(self):
-        return Graph(
-            tuple(self.tensors), tuple(self.operations), blocks=self.blocks, num_pieces=1
-        )
+        return Graph(tuple(self.tensors), tuple(self.operations), blocks=self.blocks, num_pieces=1)
 
 
 @dataclass

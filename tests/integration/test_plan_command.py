@@ -1,0 +1,138 @@
+"""`legroom plan` as a user calls it: on scripts, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+MLP = str(SCRIPTS / "mlp.py")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def legroom(tmp_path, cache):
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "legroom", *map(str, arguments)],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "LEGROOM_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    return run
+
+
+def test_plan_of_a_script_is_complete(legroom, tmp_path):
+    run = legroom(
+        "plan", "--activations", "70%", "--points", "4", "--json", "plan.json", "--html",
+        "plan.html", MLP, "--batch-size", "2048",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["schema"] == "legroom.plan/1"
+    assert plan["floor_peak_bytes"] < plan["plain_peak_bytes"]
+    assert plan["predicted_peak_bytes"] <= plan["budget_bytes"] < plan["plain_peak_bytes"]
+    assert 0 <= plan["bound_ms"] <= plan["added_ms"]
+    ways = {decision["way"] for decision in plan["decisions"]}
+    assert ways == {"hold", "remake"}
+    added = [point["added_ms"] for point in plan["frontier"]]
+    budgets = [point["budget_bytes"] for point in plan["frontier"]]
+    assert added == sorted(added)
+    assert budgets == sorted(budgets, reverse=True)
+    assert all(p["predicted_peak_bytes"] <= p["budget_bytes"] for p in plan["frontier"])
+    lines = {decision["line"] for decision in plan["decisions"]}
+    assert any("mlp.py" in line for line in lines), lines
+    assert "frontier" in (tmp_path / "plan.html").read_text()
+    assert "values read at" in run.stdout
+
+
+def test_budget_below_the_floor_names_a_budget_that_works(legroom):
+    failed = legroom("plan", "--budget", "1MiB", "--points", "0", MLP, "--batch-size", "2048")
+    assert failed.returncode == 1
+    assert "no plan fits 1.00 MiB" in failed.stderr
+    assert "largest live tensors at that peak" in failed.stderr
+    floor = failed.stderr.split("a budget of at least ")[1].split(" bytes")[0]
+    works = legroom("plan", "--budget", floor, "--points", "0", MLP, "--batch-size", "2048")
+    assert works.returncode == 0, works.stderr
+
+
+def test_largest_batch_is_confirmed_on_both_sides(legroom, tmp_path):
+    run = legroom(
+        "plan", "--budget", "6MiB", "--points", "0", "--vary", "batch-size=64:4096:64", "--json",
+        "plan.json", MLP,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    tried = {
+        point["value"]: point for point in json.loads((tmp_path / "plan.json").read_text())["sweep"]
+    }
+    largest = max(value for value, point in tried.items() if point["fits"])
+    assert not tried[largest + 64]["fits"]
+    assert tried[largest]["floor_peak_bytes"] <= 6 * 2**20 < tried[largest + 64]["floor_peak_bytes"]
+    assert f"The largest batch-size that fits is {largest}" in run.stdout
+
+
+def test_plan_for_another_device_says_it_is_modelled(legroom):
+    run = legroom(
+        "plan", "--device", "24GiB, 2 TFLOPS", "--budget", "6MiB", "--points", "0", MLP,
+        "--batch-size", "2048",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "all times modelled" in run.stdout
+    assert "The plan for 6.00 MiB" in run.stdout
+
+
+def test_script_without_training_says_so(legroom, tmp_path):
+    (tmp_path / "idle.py").write_text("print('nothing')\n")
+    run = legroom("plan", "idle.py")
+    assert run.returncode == 1
+    assert "ended without training" in run.stderr
+
+
+def test_script_with_too_few_steps_says_how_many(legroom):
+    run = legroom("plan", MLP, "--steps", "2")
+    assert run.returncode == 1
+    assert "ended after 2 training steps, but capturing takes 4" in run.stderr
+
+
+def test_script_that_fails_while_captured_shows_its_traceback(legroom, tmp_path):
+    text = Path(MLP).read_text().replace("loss.item()", "loss.detach().numpy()")
+    (tmp_path / "fails.py").write_text(text.replace("print(number", "print(number, number"))
+    run = legroom("plan", "fails.py")
+    assert run.returncode == 1
+    assert "Traceback" in run.stderr
+    assert "while its step was being captured" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "much"), "budget 'much' is not a size"),
+        (("--budget", "4GiB", "--activations", "50%"), "both"),
+        (("--with", "remkae"), "Did you mean 'remake'?"),
+        (("--without", "hold"), "'hold' cannot be left out"),
+        (("--exactness", "roughly"), "exactness 'roughly' is unknown"),
+        (("--device", "toaster"), "toaster"),
+        (("--time-limit", "0"), "leaves no time"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(legroom, arguments, message):
+    run = legroom("plan", *arguments, MLP)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert run.stdout == ""
+
+
+def test_ways_lists_every_registered_one(legroom):
+    from legroom import variants, ways
+
+    run = legroom("ways", "--json")
+    assert run.returncode == 0, run.stderr
+    listed = run.stdout
+    assert all(name in listed for name in (*ways.names(), *variants.names()))
