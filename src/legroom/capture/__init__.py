@@ -7,8 +7,9 @@ backward pass begins) and the source line and module that each operation belongs
 from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
-from legroom.capture._heap import Heap, scan_heap, shape_and_dtype
+from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
 from legroom.capture._kinds import STATE, Kind, Phase
+from legroom.capture._modules import ModulePaths
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import arguments_of, signature_of
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
@@ -22,6 +23,7 @@ __all__ = [
     "Graph",
     "Heap",
     "Kind",
+    "ModulePaths",
     "NotCaptured",
     "OperationInfo",
     "Phase",
@@ -41,6 +43,7 @@ __all__ = [
     "is_model_code",
     "is_out_of_memory",
     "is_user_code",
+    "nested_tensors",
     "observe_backward",
     "run_script",
     "saved_tensors",

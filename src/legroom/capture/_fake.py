@@ -29,7 +29,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from legroom.capture._autograd import is_leaf
-from legroom.capture._heap import Heap
+from legroom.capture._heap import Heap, nested_tensors
 from legroom.capture._kinds import Kind
 from legroom.errors import TorchInterfaceError
 
@@ -41,18 +41,6 @@ _LONGEST = 100_000
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no memory."""
     return isinstance(tensor, FakeTensor)
-
-
-def nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in nested containers, with the innermost name on its way."""
-    if isinstance(value, torch.Tensor):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from nested_tensors(str(name), item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from nested_tensors(key, item)
 
 
 def _state_of(heap: Heap) -> Iterator[tuple[Kind, torch.Tensor]]:

@@ -6,6 +6,7 @@ In goes the running process; out comes a `Heap`, found through Python's garbage 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -64,3 +65,15 @@ def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
     """Shape and type for people; a nested tensor has no one shape."""
     shape = () if tensor.is_nested else tuple(int(size) for size in tensor.shape)
     return shape, str(tensor.dtype).removeprefix("torch.")
+
+
+def nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in nested containers, with the innermost name on its way."""
+    if isinstance(value, torch.Tensor):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from nested_tensors(str(name), item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from nested_tensors(key, item)

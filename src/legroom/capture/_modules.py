@@ -37,6 +37,7 @@ class ModulePaths:
         self._roots: list[nn.Module] = []
         self._prefixes: set[str] = set()
         self._parent: dict[int, nn.Module] = {}
+        self.class_of: dict[str, str] = {}
 
     @property
     def roots(self) -> tuple[nn.Module, ...]:
@@ -66,14 +67,28 @@ class ModulePaths:
         for name, each in root.named_modules(remove_duplicate=True):
             path = ".".join(part for part in (prefix, name) if part) or type(root).__name__
             self._path.setdefault(id(each), path)
+            self.class_of.setdefault(path, type(each).__name__)
 
     def path(self, module: nn.Module) -> str:
         """The module's path; its class name if it hangs on no known root."""
         path = self._path.get(id(module))
         if path is None:
             path = self._path[id(module)] = type(module).__name__
+            self.class_of.setdefault(path, path)
             self._roots.append(module)  # keeps the identity from being reused
         return path
+
+    def parameter_names(self) -> dict[int, tuple[str, str]]:
+        """For each parameter and buffer (by identity): its name and its module's path."""
+        names: dict[int, tuple[str, str]] = {}
+        for root in self._roots:
+            for module in root.modules():
+                path = self.path(module)
+                own = [*module._parameters.items(), *module._buffers.items()]
+                for name, tensor in own:
+                    if tensor is not None:
+                        names.setdefault(id(tensor), (f"{path}.{name}", path))
+        return names
 
     def path_of_identity(self, identity: int) -> str | None:
         """The path of the module with this `id()`; None if it is not known."""

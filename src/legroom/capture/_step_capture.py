@@ -32,10 +32,10 @@ from torch.optim.optimizer import (
 )
 
 from legroom.capture._autograd import creates_graph, is_leaf, observe_backward
-from legroom.capture._fake import ExchangedState, is_fake, nested_tensors
+from legroom.capture._fake import ExchangedState, is_fake
 from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured
-from legroom.capture._heap import scan_heap
+from legroom.capture._heap import nested_tensors, scan_heap
 from legroom.capture._kinds import Kind, Phase
 from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
 from legroom.capture._pieces import Pieces

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
-from legroom.capture import SiteTable
+from legroom.capture import ModulePaths, SiteTable
 from legroom.meter._scopes import Tag, open_scope
 
 # Calls that compute nothing: they get no scope of their own, which keeps the overhead down.
@@ -58,73 +58,6 @@ def _transform_is_running() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-class ModuleNames:
-    """Paths of modules, as their outermost owner's `named_modules()` has them.
-
-    A module that is called on its own but belongs to another (`model.encoder(x)`) is named within
-    that one. With several owners, the further ones are prefixed with their class name, so that a
-    generator and a critic do not collide.
-    """
-
-    def __init__(self) -> None:
-        self._path: dict[int, str] = {}
-        self._roots: list[nn.Module] = []
-        self._prefixes: set[str] = set()
-        self._parent: dict[int, nn.Module] = {}
-        self.class_of: dict[str, str] = {}
-
-    @property
-    def roots(self) -> tuple[nn.Module, ...]:
-        """The outermost modules seen so far."""
-        return tuple(self._roots)
-
-    def learn_owners(self, modules: Iterable[nn.Module]) -> None:
-        """Note which module belongs to which."""
-        for module in modules:
-            for child in (vars(module).get("_modules") or {}).values():
-                if child is not None:
-                    self._parent.setdefault(id(child), module)
-
-    def add_root(self, module: nn.Module) -> None:
-        """Name a module that is called from outside every known one, its owner and all it holds."""
-        if id(module) in self._path:
-            return
-        root, seen = module, {id(module)}
-        while (owner := self._parent.get(id(root))) is not None and id(owner) not in seen:
-            root = owner
-            seen.add(id(owner))
-        prefix = "" if not self._roots else type(root).__name__
-        if prefix in self._prefixes:
-            prefix = f"{prefix}_{len(self._roots)}"
-        self._prefixes |= {prefix, type(root).__name__}
-        self._roots.append(root)
-        for name, each in root.named_modules(remove_duplicate=True):
-            path = ".".join(part for part in (prefix, name) if part) or type(root).__name__
-            self._path.setdefault(id(each), path)
-            self.class_of.setdefault(path, type(each).__name__)
-
-    def path(self, module: nn.Module) -> str:
-        """The module's path; its class name if it hangs on no known root."""
-        path = self._path.get(id(module))
-        if path is None:
-            path = self._path[id(module)] = type(module).__name__
-            self.class_of.setdefault(path, path)
-            self._roots.append(module)  # keeps the identity from being reused
-        return path
-
-    def parameter_names(self) -> dict[int, tuple[str, str]]:
-        """For each parameter and buffer (by identity): its name and its module's path."""
-        names: dict[int, tuple[str, str]] = {}
-        for root in self._roots:
-            for module in root.modules():
-                path = self.path(module)
-                own = [*module._parameters.items(), *module._buffers.items()]
-                for name, tensor in own:
-                    if tensor is not None:
-                        names.setdefault(id(tensor), (f"{path}.{name}", path))
-        return names
-
-
 class _LineMode(TorchFunctionMode):
     """Opens a scope with the caller's line around every torch function."""
 
@@ -149,7 +82,7 @@ class _LineMode(TorchFunctionMode):
 class LineHooks:
     """Function mode and module hooks that write lines and modules into the event stream."""
 
-    def __init__(self, sites: SiteTable, names: ModuleNames) -> None:
+    def __init__(self, sites: SiteTable, names: ModulePaths) -> None:
         self._sites = sites
         self._names = names
         self._stack: list[tuple[nn.Module, str, Any]] = []

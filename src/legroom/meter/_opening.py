@@ -29,7 +29,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import Heap, Kind, graph_of, saved_tensors, scan_heap, shape_and_dtype
+from legroom.capture import (
+    Heap,
+    Kind,
+    graph_of,
+    nested_tensors,
+    saved_tensors,
+    scan_heap,
+    shape_and_dtype,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,7 @@ def live_graph_tensors() -> list[torch.Tensor]:
 def state_tensors(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Every tensor of an optimizer's state: its key, the tensor, and the parameter it is for."""
     for parameter, state in optimizer.state.items():
-        for key, tensor in _nested_tensors("", state):
+        for key, tensor in nested_tensors("", state):
             yield key, tensor, parameter
 
 
@@ -201,14 +209,3 @@ def _weights(heap: Heap) -> Iterator[torch.Tensor]:
         for group in vars(optimizer).get("param_groups", ()):
             yield from group["params"]
     yield from (tensor for tensor in heap.tensors if isinstance(tensor, nn.Parameter))
-
-
-def _nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _nested_tensors(str(name), item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _nested_tensors(key, item)

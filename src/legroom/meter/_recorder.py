@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity
 from legroom.capture import (
     AbstractTrainingObserver,
     Kind,
+    ModulePaths,
     Site,
     SiteTable,
     saved_tensors,
@@ -28,7 +29,7 @@ from legroom.capture import (
     shape_and_dtype,
 )
 from legroom.meter._events import EventStream, read_events
-from legroom.meter._hooks import LineHooks, ModuleNames
+from legroom.meter._hooks import LineHooks
 from legroom.meter._opening import (
     OpeningBalance,
     live_graph_tensors,
@@ -102,7 +103,7 @@ class Recorder(AbstractTrainingObserver):
         self._device = device
         self._with_inputs = with_inputs
         self._sites = SiteTable()
-        self._names = ModuleNames()
+        self._names = ModulePaths()
         self._hooks = LineHooks(self._sites, self._names)
         self._installed = contextlib.ExitStack()
         self._snapshots: list[tuple[Sighting, ...]] = []

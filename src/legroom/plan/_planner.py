@@ -28,7 +28,7 @@ from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
 from legroom.plan._problem import Problem, build_problem, kinds_at
 from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Archive, Effort, Entry, Search
-from legroom.plan.solvers import CLOSE_ENOUGH, Greedy, Milp
+from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
 from legroom.units import format_bytes
 from legroom.variants import AbstractVariant
 from legroom.variants import names as variant_names
@@ -41,6 +41,8 @@ _CAPTURED, _MEMORY = "captured", "memory"
 _WORTH_REORDERING = 0.995
 _CHANGED = ", changed"
 _FLOOR_STEPS = 5
+_FEW = 2000
+"""Up to so many choices, all are tried."""
 _WORK = 2_500_000
 """Simulations per budget, times the size of the problem: about five seconds."""
 
@@ -199,7 +201,8 @@ class Planner:
         for number, order in enumerate(self._orders, start=1):
             share = self._time_limit_s * number / len(self._orders)
             effort = self._effort(order, started + share)
-            verdict = Milp.solve(order.search, order.relaxation, budget_bytes, effort)
+            solver = BruteForce if BruteForce.num_choices(order.search) <= _FEW else Milp
+            verdict = solver.solve(order.search, order.relaxation, budget_bytes, effort)
             bounds.append(verdict.bound_ms)
             timed_out |= verdict.timed_out
             if self._is_open(verdict.bound_ms, budget_bytes):
@@ -339,7 +342,7 @@ class Planner:
                 break
             aim = (leanest + below) // 2
             effort = self._effort(order, deadline, share=0.2)
-            Milp.solve(order.search, order.relaxation, aim, effort)
+            approach(order.search, order.relaxation, aim, effort)
             order.search.mend(order.search.archive.leanest().choice, aim, Milp.name, effort)
             reached = order.search.archive.leanest().outcome.peak_bytes
             if reached <= aim:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from legroom.capture import Capture, Graph, Kind, Phase, StepCapture, StepFinder, capture_step
-from legroom.errors import NothingCapturedError
+from legroom.errors import CaptureFailedError, NothingCapturedError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def test_an_error_in_the_step_puts_everything_back():
         net(torch.randn(2, 8)).sum().backward()
         raise KeyError
 
-    with pytest.raises(KeyError):
+    with pytest.raises(CaptureFailedError, match="KeyError"):
         capture_step(step)
     assert all(map(torch.equal, before, net.parameters()))
     assert all(param.grad is None for param in net.parameters())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legroom.plan.solvers._brute_force import BruteForce
 from legroom.plan.solvers._greedy import Greedy
-from legroom.plan.solvers._milp import CLOSE_ENOUGH, Milp, rounded
+from legroom.plan.solvers._milp import CLOSE_ENOUGH, Milp, approach, rounded
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 from legroom.registry import Registry
 
@@ -15,6 +15,7 @@ __all__ = [
     "Greedy",
     "Milp",
     "Verdict",
+    "approach",
     "get",
     "names",
     "rounded",

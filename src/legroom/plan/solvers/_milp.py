@@ -21,6 +21,7 @@ _THRESHOLDS = (0.5, 0.1, 0.9, 0.3, 0.7, 0.01, 0.99)
 _TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
 CLOSE_ENOUGH = 0.003
 """A plan whose gap is below this is not improved any further."""
+_MOST_CUTS = 400
 _EXACT_UP_TO = 40
 """Up to so many candidates with a choice, the mixed integer programme is solved to the end."""
 
@@ -39,28 +40,35 @@ class Milp(AbstractSolver):
         """Bound and choices; exact where the problem is small and time suffices."""
         if search.evaluate(search.hold_all(), "hold").peak_bytes <= budget_bytes:
             return Verdict(bound_ms=0.0)
-        relaxed = relaxation.solve(budget_bytes, time_limit_s=effort.seconds_left)
-        if relaxed is None:
-            timed_out = effort.timed_out
-            return Verdict(bound_ms=0.0 if timed_out else float("inf"), timed_out=timed_out)
-        bound_ms = relaxed.bound_ms
-        _round(search, relaxed, budget_bytes, cls.name, effort)
-        for share in _TIGHTER:
-            if _gap(search, bound_ms, budget_bytes) <= CLOSE_ENOUGH:
-                break
-            # The relaxation does not see what is alive for a moment while things are remade.
-            aim = int(share * budget_bytes)
-            relaxed = relaxation.solve(aim, time_limit_s=effort.seconds_left)
-            if relaxed is None or effort.is_spent:
-                break
-            _round(search, relaxed, budget_bytes, cls.name, effort)
-        if _gap(search, bound_ms, budget_bytes) > CLOSE_ENOUGH:
-            best = search.archive.best(budget_bytes)
-            if best is not None:
-                search.exchange(best.choice, budget_bytes, cls.name, effort)
+        bound_ms = approach(search, relaxation, budget_bytes, effort)
+        if bound_ms is None:
+            return Verdict(float("inf") if not effort.timed_out else 0.0, effort.timed_out)
         if _is_small(search):
             bound_ms = _close(search, relaxation, budget_bytes, cls.name, effort, bound_ms)
         return Verdict(bound_ms=bound_ms, timed_out=effort.timed_out)
+
+
+def approach(
+    search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
+) -> float | None:
+    """Round, mend and fill without proving anything; the bound, or None if nothing can fit."""
+    relaxed = relaxation.solve(budget_bytes, time_limit_s=effort.seconds_left)
+    if relaxed is None:
+        return None
+    bound_ms = relaxed.bound_ms
+    _round(search, relaxed, budget_bytes, Milp.name, effort)
+    for share in _TIGHTER:
+        if _gap(search, bound_ms, budget_bytes) <= CLOSE_ENOUGH or effort.is_spent:
+            break
+        # The relaxation does not see what is alive for a moment while things are remade.
+        relaxed = relaxation.solve(int(share * budget_bytes), time_limit_s=effort.seconds_left)
+        if relaxed is None:
+            break
+        _round(search, relaxed, budget_bytes, Milp.name, effort)
+    best = search.archive.best(budget_bytes)
+    if best is not None and _gap(search, bound_ms, budget_bytes) > CLOSE_ENOUGH:
+        search.exchange(best.choice, budget_bytes, Milp.name, effort)
+    return bound_ms
 
 
 def _is_small(search: Search) -> bool:
@@ -131,7 +139,9 @@ def _close(
 ) -> float:
     """Solve the integer programme, rule out what the simulator finds over budget, and repeat."""
     with relaxation.cutting():
-        while not effort.timed_out:
+        for _ in range(_MOST_CUTS):
+            if effort.timed_out:
+                break
             best = search.archive.best(budget_bytes)
             if best is not None and best.outcome.added_ms <= bound_ms + 1e-9:
                 return bound_ms
