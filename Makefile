@@ -18,13 +18,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## Profile a small real GPT-2 and write demo/gpt2.html
+demo: $(STAMP)  ## Profile and plan a small real GPT-2, write demo/gpt2.html and demo/plan.html
 	@mkdir -p demo
 	$(BIN)/legroom profile --html demo/gpt2.html --json demo/gpt2.json \
 		-m benchmarks.cases.gpt2 --size small --steps 4
-	@echo "open demo/gpt2.html in a browser: it needs no network"
+	$(BIN)/legroom plan --budget 50% --points 5 --html demo/plan.html --json demo/plan.json \
+		-m benchmarks.cases.gpt2 --size small --steps 6
+	@echo "open demo/gpt2.html and demo/plan.html in a browser: they need no network"
 
-test: $(STAMP)  ## Run the tests (about 5 minutes on two cores)
+test: $(STAMP)  ## Run the tests (about 10 minutes on two cores)
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP)  ## Run the tests that take longer

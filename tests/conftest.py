@@ -1,7 +1,15 @@
-"""Settings for every test: one thread, so that timings on shared cores do not matter."""
+"""Settings for every test: one thread, a seed, and a cache of operation times of its own."""
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Operation times measured by tests stay out of the user's cache, and his out of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEGROOM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Training steps of made-up models, with the shapes that matter: blocks, long skips, plain chains."""
+"""Training steps of made-up models, with shapes that matter: blocks, long skips, plain chains."""
 
 from dataclasses import replace
 
@@ -129,10 +129,8 @@ MADE_UP = {"transformer": transformer, "unet": unet, "chain": chain}
 
 
 def as_recorded(graph):
-    """The plain step: the same operations outside any piece, every tensor alive until its last use."""
-    ends = {
-        tensor: op.index for op in graph.operations for tensor in (*op.reads, *op.writes)
-    }
+    """The plain step: no piece, and every tensor alive until its last use."""
+    ends = {tensor: op.index for op in graph.operations for tensor in (*op.reads, *op.writes)}
     tensors = tuple(
         replace(each, is_planned=False, released_after=ends[each.index])
         if each.is_planned

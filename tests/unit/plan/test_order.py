@@ -128,6 +128,16 @@ def test_updates_keep_their_order():
     assert order.index("write1") < order.index("read1") < order.index("write2")
 
 
+def test_recorded_lives_cover_moved_uses():
+    build = two_branches()
+    b, wide_b = 2, 5
+    build.hand_out(b, 4)  # the caller lets go of it after `wide_b` was made
+    before = build.graph()
+    after = reordered(before)
+    assert after.tensors[wide_b].producer == 5
+    assert after.tensors[b].released_after == 5
+
+
 def test_pieces_are_not_mixed():
     build = Builder()
     x = build.tensor(10, kind=Kind.INPUTS)
@@ -162,9 +172,7 @@ def test_any_step_stays_the_same_step(graph):
 
 def test_the_planner_takes_the_leaner_order():
     graph = two_branches(width=100_000).graph()
-    planner = Planner(
-        as_recorded(graph), graph, ways=ways.select(), variants=variants.select()
-    )
+    planner = Planner(as_recorded(graph), graph, ways=ways.select(), variants=variants.select())
     leaner = peak_of(reordered(graph))
     assert planner.floor_bytes <= leaner
     plan = planner.plan(leaner)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from legroom import ways
 from legroom.capture import Kind
 from legroom.plan import _relaxation
-from legroom.plan._problem import build_problem
+from legroom.plan._problem import Choice, build_problem
 from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Effort, Search
 from legroom.plan.solvers import BruteForce
@@ -109,14 +109,33 @@ def test_forbidden_choices_do_not_come_back():
     build.backward([gradient, a, b], 10)
     problem = build_problem(build.graph(), ways.select())
     relaxation = Relaxation(problem)
-    search = Search(problem)
     seen = []
     with relaxation.cutting():
         while (solved := relaxation.solve(10_000, integral=True)) is not None:
             assert solved.is_integral
             assert solved.options not in seen
             seen.append(solved.options)
-            choice = search.hold_all().__class__(solved.options, solved.variants)
+            choice = Choice(solved.options, solved.variants)
             relaxation.forbid(choice, frozenset(range(len(problem.candidates))))
     assert len(seen) == num_choices(problem) == 4
     assert relaxation.solve(10_000, integral=True).bound_ms == 0  # all are allowed again
+
+
+def test_a_first_life_may_reach_into_backward():
+    """The caller lets go of t1 at operation 5: u is remade before that, v long after."""
+    build = Builder()
+    x = build.tensor(10, kind=Kind.INPUTS)
+    (handed_out,) = build.forward([x], 100)
+    (u,) = build.forward([handed_out], 80)
+    (v,) = build.forward([handed_out], 80)
+    (y,) = build.forward([u, v], 5)
+    (z,) = build.forward([y], 5, workspace_bytes=300)
+    (gradient,) = build.backward([z, u], 5)
+    (gradient,) = build.backward([gradient, y], 390)
+    (gradient,) = build.backward([gradient], 5)
+    build.backward([gradient, v], 5)
+    build.hand_out(handed_out, 5)
+    problem = build_problem(build.graph(), ways.select())
+    check_bounds(problem, Relaxation(problem))
+    leanest = everything(problem).leanest().outcome
+    assert (leanest.peak_bytes, leanest.added_ms) == (420, 3.0)
