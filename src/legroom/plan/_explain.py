@@ -26,12 +26,12 @@ def decisions_of(search: Search, choice: Choice) -> tuple[Decision, ...]:
         tensor = problem.graph.tensors[candidate.tensor]
         producer = problem.graph.operations[candidate.producer]
         option = candidate.options[choice.options[number]]
-        added_ms = option.saving.put_ms
+        added_ms = option.saving.put_ms if number in trace.put else 0.0
         if option.saving.runs_producer and producer.index in trace.runs_again:
             if producer.index not in charged:  # its other outputs come back with it
                 added_ms += producer.time_ms
             charged.add(producer.index)
-        elif not option.saving.keeps_whole:
+        elif number in trace.fetched:
             added_ms += option.saving.get_ms
         decisions.append(
             Decision(
@@ -88,7 +88,11 @@ def alive_at_peak(search: Search, choice: Choice) -> tuple[LiveTensor, ...]:
     alive = [
         tensor
         for tensor in problem.graph.tensors
-        if tensor.index in extra or _in_base(problem, tensor, position)
+        if tensor.index in extra
+        or (
+            _in_base(problem, tensor, position)
+            and not (trace.peak_is_between and tensor.producer == position)
+        )
     ]
     sums: dict[Kind, int] = {}
     single: list[LiveTensor] = []

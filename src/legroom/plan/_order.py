@@ -92,9 +92,19 @@ def _growth(
 def _in_order(graph: Graph, order: list[int]) -> Graph:
     place = {old: new for new, old in enumerate(order)}
     operations = tuple(replace(graph.operations[old], index=new) for new, old in enumerate(order))
-    # A recorded release stays where it was in time: after as many operations as before.
+    last_use = {
+        tensor: op.index for op in operations for tensor in (*op.reads, *op.writes, *op.updates)
+    }
+    # A recorded release stays where it was in time, after as many operations as before, unless
+    # something now uses the tensor later.
     tensors = tuple(
-        replace(tensor, producer=place[tensor.producer]) if tensor.producer >= 0 else tensor
+        replace(
+            tensor,
+            producer=place[tensor.producer] if tensor.producer >= 0 else -1,
+            released_after=None
+            if tensor.released_after is None
+            else max(tensor.released_after, last_use.get(tensor.index, -1)),
+        )
         for tensor in graph.tensors
     )
     return replace(graph, operations=operations, tensors=tensors)

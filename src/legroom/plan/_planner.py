@@ -257,7 +257,10 @@ class Planner:
         if best is None:
             if budget_bytes >= self.plain.peak_bytes:
                 return self._plain_plan(budget_bytes)
-            raise self._infeasible(budget_bytes)
+            if self.floor_bytes > budget_bytes:
+                raise self._infeasible(budget_bytes)
+            best = self._best(budget_bytes)  # found while looking for the floor
+            assert best is not None, "bug in legroom: the archive forgot its leanest"
         entry, order = best
         added_ms = entry.outcome.added_ms
         if budget_bytes >= self.plain.peak_bytes and added_ms > 0:

@@ -240,6 +240,8 @@ class _Builder:
             saving = way.estimate(tensor, producer)
             if saving is None or (producer.piece < 0 and way is not Hold):
                 continue
+            if saving.runs_producer and self._reads_what_goes(producer):
+                continue
             if way is Hold or saving.held_bytes < tensor.num_bytes:
                 options.append(Option(way.name, saving))
         return Candidate(
@@ -250,6 +252,11 @@ class _Builder:
             late_uses=tuple(late_uses),
             options=tuple(options),
         )
+
+    def _reads_what_goes(self, producer: OperationInfo) -> bool:
+        """Whether it reads something from before the step that is let go within it."""
+        needs = (self._graph.tensors[tensor] for tensor in producer.needs_to_remake)
+        return any(each.producer < 0 and each.released_after is not None for each in needs)
 
     def _end_of_first_life(self, tensor: TensorInfo) -> int:
         end = self._last_forward_use.get(tensor.index, tensor.producer)

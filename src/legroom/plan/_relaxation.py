@@ -218,7 +218,8 @@ class Relaxation:
             for index, (pick, needs) in enumerate(zip(picks, alternatives, strict=True)):
                 self._y[position, index] = pick
                 for number in needs:
-                    if self._decided[number]:
+                    first_life = self._problem.candidates[number].last_forward_use
+                    if self._decided[number] and first_life < position:
                         there, constant = self._there(number, min(sample + 1, len(self._samples)))
                         self._at_least(_difference(there, {pick: 1.0}), constant)
 
@@ -246,13 +247,26 @@ class Relaxation:
 
     def _add_need_of_remake(self, made: int, need: int, spared: _Expression) -> None:
         first_life = self._problem.candidates[need].last_forward_use
+        early_constant = 0.0
+        early = self._sample_reached(made, first_life)
+        if early:  # what comes back while the need's first life lasts finds it there
+            before, early_constant = self._there(made, early)
+            spared = _sum(before, self._not_remade(made))
         for sample, position in enumerate(self._samples, start=1):
             there, constant = self._there(need, sample)
             if constant >= 1.0 or position <= first_life:
                 continue
             wanted, wanted_constant = self._there(made, sample)
             left = _difference(_sum(there, spared), wanted)
-            self._at_least(left, constant - wanted_constant)
+            self._at_least(left, constant - wanted_constant + early_constant)
+
+    def _sample_reached(self, made: int, until: int) -> int:
+        """The first sample by which all that came back up to a position is there; 0 if none is."""
+        start = self._problem.candidates[made].last_forward_use
+        if not any(start < position <= until for position in self._problem.needs):
+            return 0
+        reached = [k for k, position in enumerate(self._samples, start=1) if position >= until]
+        return reached[0] if reached else len(self._samples)
 
     def _add_memory(self) -> None:
         """See Note [Relaxation], rules 5 and 6."""

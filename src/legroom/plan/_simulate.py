@@ -52,6 +52,9 @@ class Trace:
         during: Bytes while each instruction runs.
         runs_again: Operations that are run again, in order.
         needed: Candidates that backward or a remake asks for.
+        put: Those that are put away: asked for after their first life.
+        fetched: Those that are given back from another form, without a rerun.
+        peak_is_between: Whether the peak is while something is given back, before its position.
         changes: From which position on how many bytes are alive on top of the base.
     """
 
@@ -60,6 +63,9 @@ class Trace:
     alive_at_peak: tuple[int, ...] = ()
     runs_again: list[int] = field(default_factory=list)
     needed: frozenset[int] = frozenset()
+    put: list[int] = field(default_factory=list)
+    fetched: list[int] = field(default_factory=list)
+    peak_is_between: bool = False
     changes: list[tuple[int, int]] = field(default_factory=list)
 
     def extra_during(self, num_positions: int) -> list[int]:
@@ -132,7 +138,7 @@ class _Run:
             inserted: list[tuple[Rerun | None, int]] = []
             for candidate in needs:
                 if not available[candidate] and starts[candidate] < position:
-                    self._give_back(candidate, inserted)
+                    self._give_back(candidate, position, inserted)
             if inserted:
                 self._inserted[position] = inserted
                 for number, (rerun, _) in enumerate(inserted):
@@ -142,8 +148,10 @@ class _Run:
             for candidate in needs:
                 last_use[candidate] = (position, _OWN)
 
-    def _give_back(self, wanted: int, inserted: list[tuple[Rerun | None, int]]) -> None:
-        available, producer = self._available, self._sim._producer
+    def _give_back(
+        self, wanted: int, position: int, inserted: list[tuple[Rerun | None, int]]
+    ) -> None:
+        available, producer, starts = self._available, self._sim._producer, self._sim._starts
         stack = [wanted]
         while stack:
             candidate = stack[-1]
@@ -158,7 +166,9 @@ class _Run:
                 stack.pop()
                 continue
             rerun = self._problem.reruns[producer[candidate]]
-            missing = [each for each in rerun.needs if not available[each]]
+            missing = [
+                each for each in rerun.needs if not available[each] and starts[each] < position
+            ]
             if missing:
                 stack.extend(reversed(missing))
                 continue
@@ -190,6 +200,8 @@ class _Run:
         self._look_between(behind, self._problem.num_positions, trace)
         if trace is not None:
             trace.alive_at_peak = self._at_peak
+            trace.peak_is_between = self._peak_is_between
+            trace.put = [c for c, use in self._last_use.items() if use[0] > self._sim._starts[c]]
             trace.needed = frozenset(self._last_use)
         return Outcome(self._peak, self._added_ms, self._peak_position)
 
@@ -201,6 +213,7 @@ class _Run:
         self._alive: dict[int, int] = {}
         self._extra = self._peak = self._peak_position = 0
         self._at_peak: tuple[int, ...] = ()
+        self._peak_is_between = False
         for candidate, use in self._last_use.items():
             start, saving = sim._starts[candidate], self._savings[candidate]
             if use[0] <= start:
@@ -216,6 +229,7 @@ class _Run:
     ) -> None:
         if num_bytes > self._peak:
             self._peak, self._peak_position = num_bytes, position
+            self._peak_is_between = bool(makes)
             if trace is not None:
                 self._at_peak = (*self._alive, *makes)
 
@@ -239,6 +253,8 @@ class _Run:
             trace.during.append(during)
             if rerun is not None:
                 trace.runs_again.append(rerun.operation)
+            else:
+                trace.fetched.append(candidate)
         self._keep(makes, (position, number))
         self._end((position, number))
 

@@ -35,7 +35,7 @@ class Saving:
     Attributes:
         held_bytes: What is held on the device from its last use in forward until it is given back.
         put_ms: Time to put it away, in forward.
-        get_ms: Time to give it back, in backward; without what runs the producer again.
+        get_ms: Time to give it back, in backward; counts only where the producer does not run.
         keeps_whole: Whether the tensor itself stays: nothing is given back, it is just there.
         runs_producer: Whether giving back runs the producer again. Then all of its outputs come
             back at once, it needs the producer's inputs, and takes the producer's time.

@@ -120,7 +120,7 @@ def _minimum_cut(problem: Problem) -> list[int]:
                 network.add_edge(("out", need), inside)
             if not needs:
                 continue  # made from weights and batches alone: free to drop
-        if any(len(problem.needs[p]) == 1 for p in candidate.late_uses):
+        if any(number in problem.needs[p][0] for p in candidate.late_uses):
             network.add_edge(outside, "read")
     if "given" not in network or "read" not in network:
         return []

@@ -54,7 +54,7 @@ class Sqrt(AbstractPreset):
             return
         positions = _forward_positions(search.problem)
         for number in dict.fromkeys((math.isqrt(len(positions)), 4, 8, 16)):
-            if number >= 2:
+            if 2 <= number <= len(positions):
                 size = math.ceil(len(positions) / number)
                 yield _by_cuts(search, positions[size - 1 :: size])
 

@@ -38,6 +38,8 @@ class Milp(AbstractSolver):
         cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
     ) -> Verdict:
         """Bound and choices; exact where the problem is small and time suffices."""
+        if max(search.problem.base_during, default=0) > budget_bytes:
+            return Verdict(bound_ms=float("inf"))  # whatever is chosen
         if search.evaluate(search.hold_all(), "hold").peak_bytes <= budget_bytes:
             return Verdict(bound_ms=0.0)
         bound_ms = approach(search, relaxation, budget_bytes, effort)
