@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from legroom.capture import STATE, Graph, Kind, Phase
@@ -164,7 +164,8 @@ class Planner:
             helps = False
             for name, choice in choices:
                 before = search.evaluate(choice, name).peak_bytes
-                helps |= order.search.evaluate(choice, name).peak_bytes < _WORTH_REORDERING * before
+                same = replace(choice, variants=())  # variants go by position, which is another
+                helps |= order.search.evaluate(same, name).peak_bytes < _WORTH_REORDERING * before
             if helps:
                 self._orders.append(order)
         return (

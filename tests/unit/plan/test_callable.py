@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import ResNetConfig, ResNetForImageClassification
 
 import legroom
 from legroom.errors import (
@@ -41,6 +42,25 @@ def test_a_step_is_planned_and_left_as_it_was(step):
     assert not step.optimizer.state
     measured = legroom.profile(step).peak_bytes
     assert report.plain_peak_bytes == pytest.approx(measured, rel=1e-3)
+
+
+def test_residual_convolutions_are_planned_in_either_order():
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic", num_labels=4
+    )
+    net = ResNetForImageClassification(config).train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    pictures, labels = torch.randn(8, 3, 48, 48), torch.randint(4, (8,))
+
+    def step():
+        optimizer.zero_grad()
+        net(pixel_values=pictures, labels=labels).loss.backward()
+        optimizer.step()
+
+    report = legroom.plan(step, activations="85%", points=0)
+    assert report.chosen is not None
+    assert report.chosen.predicted_peak_bytes <= report.chosen.budget_bytes
+    assert any(name == "shape-only" for _, name in report.chosen.variants)
 
 
 def test_only_enabled_ways_are_used(step):
