@@ -80,12 +80,12 @@ def test_largest_batch_is_confirmed_on_both_sides(legroom, tmp_path):
 
 def test_plan_for_another_device_says_it_is_modelled(legroom):
     run = legroom(
-        "plan", "--device", "24GiB, 2 TFLOPS", "--budget", "6MiB", "--points", "0", MLP,
+        "plan", "--device", "24GiB, 2 TFLOPS", "--budget", "8MiB", "--points", "0", MLP,
         "--batch-size", "2048",
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "all times modelled" in run.stdout
-    assert "The plan for 6.00 MiB" in run.stdout
+    assert "The plan for 8.00 MiB" in run.stdout
 
 
 def test_script_without_training_says_so(legroom, tmp_path):
