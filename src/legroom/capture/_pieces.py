@@ -437,7 +437,9 @@ def _dynamo_settings() -> Iterator[None]:
     import torch._functorch.config
 
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    counters = torch._dynamo.utils.counters
+    before = {name: counts.copy() for name, counts in counters.items()}
+    counters.clear()
     settings = torch._dynamo.config.patch(
         ignore_logging_functions=_logging_functions(),
         recompile_limit=_RECOMPILE_LIMIT,
@@ -451,6 +453,9 @@ def _dynamo_settings() -> Iterator[None]:
             yield
         finally:
             torch._dynamo.reset()
+            # What we compiled is gone: nobody must take it for the program's own.
+            counters.clear()
+            counters.update(before)
 
 
 @contextlib.contextmanager
