@@ -60,14 +60,17 @@ class Registry(Generic[T]):
         try:
             return self._entries[name]
         except KeyError:
-            near = difflib.get_close_matches(name, self.names(), n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise UnknownNameError(
-                f"unknown {self._noun} {name!r}; available: {', '.join(self.names())}{hint}"
-            ) from None
+            raise unknown_name(self._noun, name, self.names()) from None
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._entries.values())
+
+
+def unknown_name(noun: str, name: str, known: tuple[str, ...]) -> UnknownNameError:
+    """The error for a name that is not among those known; it suggests a near one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    return UnknownNameError(f"unknown {noun} {name!r}; available: {', '.join(known)}{hint}")
 
 
 def _name_of(entry: object) -> str:

@@ -110,6 +110,19 @@ def test_script_that_fails_while_captured_shows_its_traceback(legroom, tmp_path)
     assert "while its step was being captured" in run.stderr
 
 
+def test_ctrl_c_while_captured_is_an_interruption(legroom, tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(net.parameters())\n"
+        "raise KeyboardInterrupt\n"
+    )
+    run = legroom("plan", script)
+    assert run.returncode == 130, run.stderr
+    assert "made up" not in run.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

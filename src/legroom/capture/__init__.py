@@ -14,7 +14,7 @@ from legroom.capture._script import Script, ScriptOutcome, StopScript, run_scrip
 from legroom.capture._signature import arguments_of, signature_of
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
 from legroom.capture._step_capture import Capture, StepCapture, capture_step
-from legroom.capture._steps import AbstractTrainingObserver, StepFinder
+from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_out_of_the_script
 
 __all__ = [
     "STATE",
@@ -43,6 +43,7 @@ __all__ = [
     "is_model_code",
     "is_out_of_memory",
     "is_user_code",
+    "kept_out_of_the_script",
     "nested_tensors",
     "observe_backward",
     "run_script",

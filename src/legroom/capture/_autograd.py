@@ -57,13 +57,8 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
-def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set[str]]:
-    """Every tensor kept by the graphs of `roots`, and names of nodes that cannot be looked into.
-
-    Nodes written in C++ by third parties show no fields to Python; they are named, not guessed at.
-    """
-    saved: list[SavedTensor] = []
-    opaque: set[str] = set()
+def nodes_behind(roots: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Every node of the graphs of `roots`, once."""
     pending = [node for root in roots if (node := graph_of(root)) is not None]
     seen = set()
     while pending:
@@ -72,6 +67,17 @@ def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set
             continue
         seen.add(node)
         pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+        yield node
+
+
+def saved_tensors(roots: Iterable[torch.Tensor]) -> tuple[list[SavedTensor], set[str]]:
+    """Every tensor kept by the graphs of `roots`, and names of nodes that cannot be looked into.
+
+    Nodes written in C++ by third parties show no fields to Python; they are named, not guessed at.
+    """
+    saved: list[SavedTensor] = []
+    opaque: set[str] = set()
+    for node in nodes_behind(roots):
         name = node.name()
         if type(node).__name__ == "CppFunction" and name != "torch::autograd::AccumulateGrad":
             opaque.add(name)

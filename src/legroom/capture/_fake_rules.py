@@ -12,7 +12,6 @@ real ones, or, where that depends on values nobody knows yet, as large as they c
 # 3. Sizes are seldom wrong, but layouts are, and they decide whether a later `reshape` copies. The
 #    rules mend the two that models meet. For inputs in unusual layouts elu, hardswish, softplus,
 #    glu, logsigmoid, roll, batch norm and the element-wise losses are wrong too.
-# 4. `SCRATCH_RULES` tell what a kernel allocates and frees while it runs, beside its results.
 # 5. TorchDynamo and AOTAutograd dispatch to fake kernels themselves; for them `fake_rules()` puts
 #    the exact rules into torch's table. The guesses stay out of it: there torch breaks the graph,
 #    which is right, where a guess would compile a wrong shape.
@@ -31,7 +30,7 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from legroom.capture._rnn import lstm_scratch_bytes, lstm_workspace_bytes
+from legroom.capture._rnn import lstm_workspace_bytes
 
 aten = torch.ops.aten
 
@@ -227,56 +226,4 @@ ASSUMED: dict[OpOverload, str] = {
     aten.index.Tensor: "every element is taken to be selected by a mask",
     aten._unique2.default: "all elements are taken to be different",
     aten.bincount.default: "values are taken to be below `minlength`",
-}
-
-
-def _lstm_layer_scratch(input: Tensor, *args: Any) -> int:
-    return _forward_scratch(input, hx=args[4])
-
-
-def _lstm_layer_backward_scratch(input: Tensor, *args: Any) -> int:
-    return _backward_scratch(input, hx=args[4], output=args[6], grads=args[9:12])
-
-
-def _our_lstm_layer_scratch(input: Tensor, weights: Any, hx: Tensor, *_: Any) -> int:
-    return _forward_scratch(input, hx)
-
-
-def _our_lstm_layer_backward_scratch(
-    input: Tensor, weights: Any, hx: Tensor, cx: Tensor, outputs: Any, grads: Any, *_: Any
-) -> int:
-    return _backward_scratch(input, hx, outputs[0], grads)
-
-
-def _forward_scratch(input: Tensor, hx: Tensor) -> int:
-    num_steps, batch, input_size = input.shape
-    return lstm_scratch_bytes(num_steps, batch, input_size, hx.shape[-1])
-
-
-def _backward_scratch(
-    input: Tensor, hx: Tensor, output: Tensor, grads: Sequence[Tensor | None]
-) -> int:
-    """The kernel's own, and a copy of each gradient that is missing or not contiguous."""
-    copies = sum(
-        like.numel() * like.element_size()
-        for like, grad in zip((output, hx, hx), grads, strict=True)
-        if grad is None or not grad.is_contiguous()
-    )
-    num_steps, batch, input_size = input.shape
-    own = lstm_scratch_bytes(num_steps, batch, input_size, hx.shape[-1], is_backward=True)
-    return copies + own
-
-
-def _ctc_loss_backward_scratch(*args: Any) -> int:
-    alphas: Tensor = args[6]
-    return alphas.numel() * alphas.element_size()
-
-
-SCRATCH_RULES: dict[OpOverload, Callable[..., int]] = {
-    aten.mkldnn_rnn_layer.default: _lstm_layer_scratch,
-    aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward_scratch,
-    torch.ops.legroom.lstm_layer.default: _our_lstm_layer_scratch,
-    torch.ops.legroom.lstm_layer_backward.default: _our_lstm_layer_backward_scratch,
-    aten._ctc_loss_backward.default: _ctc_loss_backward_scratch,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward_scratch,
 }

@@ -19,7 +19,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from legroom.capture._autograd import graph_of
+from legroom.capture._autograd import graph_of, nodes_behind
+from legroom.capture._heap import nested_tensors
 
 _CALL = "legroom.call"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -182,7 +183,11 @@ class ModuleWatch:
         call = self.calls[-1]
         if call.module is not module:
             return
-        nodes = [node for tensor in _tensors_in(output) if (node := graph_of(tensor)) is not None]
+        nodes = [
+            node
+            for _, tensor in nested_tensors("", output)
+            if (node := graph_of(tensor)) is not None
+        ]
         for node in nodes:
             # A mark on the node, not a reference to it: that would keep the graph alive.
             node.metadata[_CALL] = len(self.calls) - 1
@@ -191,35 +196,16 @@ class ModuleWatch:
 
     def forbid_double_backward(self, roots: Iterable[torch.Tensor]) -> None:
         """Note that gradients of gradients are taken through every call behind `roots`."""
-        pending = [node for root in roots if (node := graph_of(root)) is not None]
-        seen = set()
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
+        for node in nodes_behind(roots):
             number = node.metadata.get(_CALL)
             if number is not None and number < len(self.calls):
-                self.calls[
-                    number
-                ].why_not = "gradients of its gradients are taken (create_graph=True)"
-            pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+                call = self.calls[number]
+                call.why_not = "gradients of its gradients are taken (create_graph=True)"
 
 
 def _saving_is_hooked() -> bool:
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(True) is not None
-
-
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_in(item)
 
 
 def repeated_blocks(watch: ModuleWatch) -> tuple[str, ...]:

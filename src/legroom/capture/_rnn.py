@@ -100,30 +100,6 @@ def _workspace_formula(num_steps: int, batch: int, input_size: int, hidden_size:
     return sum(_round_up(part * _FLOAT_BYTES, _PAGE_BYTES) for part in parts)
 
 
-def lstm_scratch_bytes(
-    num_steps: int, batch: int, input_size: int, hidden_size: int, *, is_backward: bool = False
-) -> int:
-    """Bytes that oneDNN allocates and frees within one training layer, beside its results.
-
-    Its scratchpad, the sum of the biases, and weights in its own layout; backward also the
-    gradients of the weights in that layout. Not the copies that backward makes of gradients.
-
-    Limits: seen with oneDNN 3.12 on AVX2; for wider registers it is an estimate.
-    """
-    gates, bias_bytes = _padded(4 * hidden_size), 4 * hidden_size * _FLOAT_BYTES
-    merged_steps = num_steps if is_backward or batch < _MERGED_BATCH else 1
-    parts = (merged_steps * batch * gates, *(batch * _padded(hidden_size),) * 2)
-    pad = sum(_round_up(part * _FLOAT_BYTES, _PAGE_BYTES) for part in parts) + _POINTERS_BYTES
-    transposed = (input_size + hidden_size) * gates * _FLOAT_BYTES
-    if not is_backward:
-        return pad + bias_bytes + transposed
-    widths = (width for width in (input_size, hidden_size) if _padded(width) != width)
-    reordered = sum(4 * hidden_size * _padded(width) * _FLOAT_BYTES for width in widths)
-    # The sum of the biases is held while the second bias has no gradient yet: they cancel out, and
-    # the gradient of the sum in oneDNN's layout is left.
-    return pad + bias_bytes + transposed + reordered
-
-
 def _padded(width: int) -> int:
     line = _LINE_BYTES // _FLOAT_BYTES
     padded = _round_up(width, line)

@@ -22,9 +22,23 @@ from torch.optim.optimizer import (
 )
 
 from legroom.capture._autograd import observe_backward
+from legroom.capture._script import StopScript
 
 _PATIENCE = 10
 """Steps of one optimizer to wait for others that were made but have not stepped yet."""
+
+
+@contextlib.contextmanager
+def kept_out_of_the_script(
+    finder: StepFinder, on_failure: Callable[[Exception], None]
+) -> Iterator[None]:
+    """Keep a failure of legroom's own out of the script: end it; whoever asked reports it."""
+    try:
+        yield
+    except Exception as error:
+        on_failure(error)
+        finder.retire()
+        raise StopScript from error
 
 
 class AbstractTrainingObserver:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from legroom.capture import (
@@ -17,6 +17,7 @@ from legroom.capture import (
     StepFinder,
     StopScript,
     failure_of,
+    kept_out_of_the_script,
     run_script,
 )
 from legroom.errors import LegroomError, NoTrainingError
@@ -109,16 +110,12 @@ class _Run:
         with self._guarded():
             self._move_on()
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Keep a failure of legroom's own out of the script: end it, and report it as ours."""
-        try:
-            yield
-        except Exception as error:
-            self._own_error = error
-            self._session.halt()
-            self._finder.retire()
-            raise StopScript from error
+    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+        return kept_out_of_the_script(self._finder, self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self._own_error = error
+        self._session.halt()
 
     def _move_on(self) -> None:
         if not self._has_started:

@@ -6,16 +6,16 @@ anything runs.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
 from legroom import variants, ways
-from legroom.errors import UnknownNameError, UsageError
+from legroom.errors import UsageError
 from legroom.meter import parse_device
 from legroom.plan._budget import Budget, choose_budget
+from legroom.registry import unknown_name
 from legroom.ways import Exactness
 
 
@@ -146,10 +146,7 @@ def _entry(name: str) -> type[ways.AbstractWay] | type[variants.AbstractVariant]
         return variants.get(name)
     if name in ways.names():
         return ways.get(name)
-    known = (*ways.names(), *variants.names())
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f". Did you mean {near[0]!r}?" if near else ""
-    raise UnknownNameError(f"unknown way {name!r}; available: {', '.join(known)}{hint}")
+    raise unknown_name("way", name, (*ways.names(), *variants.names()))
 
 
 def faults_of(check: Callable[..., object], *arguments: object) -> list[str]:

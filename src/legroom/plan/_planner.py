@@ -26,7 +26,6 @@ from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, vari
 from legroom.plan._order import reordered
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
 from legroom.plan._problem import Problem, build_problem, kinds_at
-from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Archive, Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
 from legroom.units import format_bytes
@@ -93,14 +92,6 @@ class _Order:
     def __init__(self, name: str, problem: Problem, archive: Archive) -> None:
         self.name = name
         self.search = Search(problem, archive)
-        self._relaxation: Relaxation | None = None
-
-    @property
-    def relaxation(self) -> Relaxation:
-        """Built when first needed."""
-        if self._relaxation is None:
-            self._relaxation = Relaxation(self.search.problem)
-        return self._relaxation
 
 
 @final
@@ -203,7 +194,7 @@ class Planner:
             share = self._time_limit_s * number / len(self._orders)
             effort = self._effort(order, started + share)
             solver = BruteForce if BruteForce.num_choices(order.search) <= _FEW else Milp
-            verdict = solver.solve(order.search, order.relaxation, budget_bytes, effort)
+            verdict = solver.solve(order.search, budget_bytes, effort)
             bounds.append(verdict.bound_ms)
             timed_out |= verdict.timed_out
             if self._is_open(verdict.bound_ms, budget_bytes):
@@ -229,7 +220,7 @@ class Planner:
     ) -> None:
         """Mend and fill what presets and other budgets have found; see Note [Candidates], 2."""
         search, effort = order.search, self._effort(order, deadline)
-        Greedy.solve(search, order.relaxation, budget_bytes, effort)
+        Greedy.solve(search, budget_bytes, effort)
         above = [e for e in search.archive.entries if e.outcome.peak_bytes > budget_bytes]
         below = [e for e in search.archive.entries if e.outcome.peak_bytes <= budget_bytes]
         above.sort(key=lambda e: (e.outcome.peak_bytes, e.outcome.added_ms))
@@ -338,7 +329,7 @@ class Planner:
                 order.search.mend(entry.choice, 0, _mended(entry), effort)
         order = min(self._orders, key=lambda o: o.search.archive.leanest().outcome.peak_bytes)
         leanest = order.search.archive.leanest().outcome.peak_bytes
-        relaxed = order.relaxation.solve(None, time_limit_s=self._time_limit_s / 2)
+        relaxed = order.search.relaxation.solve(None, time_limit_s=self._time_limit_s / 2)
         below = int(relaxed.bound_ms) if relaxed is not None else leanest
         for step in range(_FLOOR_STEPS):
             self._on_progress("looking for the floor", step, _FLOOR_STEPS)
@@ -346,7 +337,7 @@ class Planner:
                 break
             aim = (leanest + below) // 2
             effort = self._effort(order, deadline, share=0.2)
-            approach(order.search, order.relaxation, aim, effort)
+            approach(order.search, aim, effort)
             order.search.mend(order.search.archive.leanest().choice, aim, Milp.name, effort)
             reached = order.search.archive.leanest().outcome.peak_bytes
             if reached <= aim:

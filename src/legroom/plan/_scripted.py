@@ -7,7 +7,6 @@ that the script computes is real, so nothing of the size of its activations is a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 from legroom.capture import (
     Capture,
@@ -17,6 +16,7 @@ from legroom.capture import (
     StepFinder,
     StopScript,
     failure_of,
+    kept_out_of_the_script,
     run_script,
 )
 from legroom.errors import LegroomError, NoTrainingError, ScriptError
@@ -91,25 +91,19 @@ class _Run:
         if self._captured is not None:
             raise StopScript
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Keep a failure of legroom's own out of the script: end it, and report it as ours."""
-        try:
-            yield
-        except Exception as error:
-            self._own_error = error
-            self._capture.abandon()
-            self._finder.retire()
-            raise StopScript from error
+    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+        return kept_out_of_the_script(self._finder, self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self._own_error = error
+        self._capture.abandon()
 
     def _explain(self, outcome: ScriptOutcome) -> LegroomError:
         name, seen = self._script.target, self._num_steps
         if outcome.error is not None:
             moment = f"in step {seen + 1}" if self._has_started else "before training began"
-            failure = failure_of(
-                outcome, name=name, moment=moment, memory_hint="a smaller batch while capturing"
-            )
-            if self._has_started:
+            failure = failure_of(outcome, name=name, moment=moment, memory_hint="a smaller batch")
+            if self._has_started and isinstance(outcome.error, Exception):
                 failure = ScriptError(
                     f"{failure}\n  while its step was being captured, without computing it: values "
                     "that the script reads (`.item()`) are made up.\n"

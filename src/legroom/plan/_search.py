@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from legroom.plan._problem import Candidate, Choice, Problem
+from legroom.plan._relaxation import Relaxation
 from legroom.plan._simulate import Outcome, Simulator, Trace
 
 
@@ -101,6 +102,7 @@ class Search:
         self.simulator = Simulator(problem)
         self.archive = Archive() if archive is None else archive
         self._seen: dict[Choice, Outcome] = {}
+        self._relaxation: Relaxation | None = None
         self._drop = [_option(each, keeps_whole=False) for each in problem.candidates]
         self._hold = [_option(each, keeps_whole=True) for each in problem.candidates]
 
@@ -112,6 +114,13 @@ class Search:
             self._seen[choice] = known
             self.archive.add(Entry(choice, known, origin))
         return known
+
+    @property
+    def relaxation(self) -> Relaxation:
+        """The problem as a linear programme; built when first needed."""
+        if self._relaxation is None:
+            self._relaxation = Relaxation(self.problem)
+        return self._relaxation
 
     def hold_all(self) -> Choice:
         """Everything that backward reads is held; the rest is dropped."""

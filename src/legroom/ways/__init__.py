@@ -11,9 +11,10 @@ from legroom.registry import Registry
 from legroom.ways._hold import Hold
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
-from legroom.ways._way import AbstractWay, Exactness, Saving
+from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, Saving
 
 __all__ = [
+    "AbstractTechnique",
     "AbstractWay",
     "Exactness",
     "Hold",

@@ -50,8 +50,8 @@ class Saving:
     tier: str = "device"
 
 
-class AbstractWay(abc.ABC):
-    """One way of giving tensors back; a description and a pure estimate, without state.
+class AbstractTechnique(abc.ABC):
+    """What a way and a variant say of themselves; `legroom ways` lists it.
 
     Attributes:
         name: As in `legroom plan --with NAME`.
@@ -66,6 +66,10 @@ class AbstractWay(abc.ABC):
     exactness: ClassVar[Exactness]
     origin: ClassVar[str]
     costs: ClassVar[str]
+
+
+class AbstractWay(AbstractTechnique):
+    """One way of giving tensors back; a description and a pure estimate, without state."""
 
     @classmethod
     @abc.abstractmethod

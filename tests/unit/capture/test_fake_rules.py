@@ -7,7 +7,7 @@ from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legroom.capture._fake_rules import ASSUMED, FAKE_RULES, SCRATCH_RULES, fake_rules
+from legroom.capture._fake_rules import ASSUMED, FAKE_RULES, fake_rules
 
 aten = torch.ops.aten
 
@@ -222,41 +222,3 @@ def test_grouped_product_is_captured_with_the_same_bits():
         captured = run(torch.compile(product, backend="aot_eager", fullgraph=True))
     assert all(torch.equal(one, other) for one, other in zip(captured, expected, strict=True))
     torch._dynamo.reset()
-
-
-def scratch_of(run) -> int:
-    """Bytes by which a run's peak exceeds what it leaves behind, from the allocator's events."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        kept = run()
-    events = profile.profiler.kineto_results.events()
-    memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    current = peak = 0
-    for _, num_bytes in memory:
-        current += num_bytes
-        peak = max(peak, current)
-    del kept
-    return peak - current
-
-
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="seen on AVX2 only")
-@pytest.mark.parametrize("sizes", [(4, 3, 6, 5), (9, 130, 40, 70), (3, 128, 64, 64)])
-def test_lstm_scratch_is_what_the_allocator_sees(sizes):
-    num_steps, batch, input_size, hidden = sizes
-    weights = [torch.randn(4 * hidden, width) for width in (input_size, hidden)]
-    biases = [torch.randn(4 * hidden), torch.randn(4 * hidden)]
-    states = torch.zeros(batch, hidden), torch.zeros(batch, hidden)
-    inputs = (torch.randn(num_steps, batch, input_size), *weights, *biases, *states)
-    forward = (*inputs, False, [], 2, hidden, 1, True, False, False, True)
-    op = aten.mkldnn_rnn_layer.default
-    assert scratch_of(lambda: op(*forward)) == SCRATCH_RULES[op](*forward)
-    output, hy, cy, workspace = op(*forward)
-    grads = torch.randn(num_steps, batch, 2 * hidden)[..., :hidden], None, None
-    flags = (False, 2, hidden, 1, True, True, False, [], False)
-    backward = (*inputs, output, hy, cy, *grads, *flags, workspace)
-    op = aten.mkldnn_rnn_layer_backward.default
-    assert scratch_of(lambda: op(*backward)) == SCRATCH_RULES[op](*backward)
-    ours = torch.ops.legroom.lstm_layer_backward.default
-    args = (inputs[0], [*weights, *biases], *states, [output, hy, cy, workspace], [*grads], False)
-    assert SCRATCH_RULES[ours](*args) == SCRATCH_RULES[op](*backward)

@@ -26,7 +26,7 @@ def everything(problem):
     """Every choice, simulated: the archive then knows the optimum for every budget."""
     search = Search(problem)
     effort = Effort(search, None, time.monotonic() + 600)
-    BruteForce.solve(search, Relaxation(problem), 0, effort)
+    BruteForce.solve(search, 0, effort)
     return search.archive
 
 

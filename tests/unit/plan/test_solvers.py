@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from legroom import variants, ways
 from legroom.plan._problem import build_problem
-from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Effort, Search
 from legroom.plan.solvers import BruteForce, Greedy, Milp
 from tests.unit.plan.random_graphs import graphs
@@ -44,7 +43,7 @@ def num_choices(problem):
 def solved(solver, problem, budget_bytes):
     search = Search(problem)
     effort = Effort(search, None, time.monotonic() + 600)
-    verdict = solver.solve(search, Relaxation(problem), budget_bytes, effort)
+    verdict = solver.solve(search, budget_bytes, effort)
     return search.archive.best(budget_bytes), verdict
 
 

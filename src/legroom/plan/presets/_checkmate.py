@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import final
 
 from legroom.plan._problem import Choice
-from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Search
 from legroom.plan.presets._preset import AbstractPreset
 from legroom.plan.solvers import rounded
@@ -28,10 +27,9 @@ class Checkmate(AbstractPreset):
     def choices(cls, search: Search) -> Iterator[Choice]:
         """For each budget, the fastest rounding that fits; the leanest where none does."""
         whole = search.evaluate(search.hold_all(), "save-all").peak_bytes
-        relaxation = Relaxation(search.problem)
         for share in _SHARES:
             budget_bytes = int(share * whole)
-            relaxed = relaxation.solve(int(_TIGHTENED * budget_bytes))
+            relaxed = search.relaxation.solve(int(_TIGHTENED * budget_bytes))
             if relaxed is None:
                 continue
             tried = [rounded(search, relaxed, threshold) for threshold in _THRESHOLDS]

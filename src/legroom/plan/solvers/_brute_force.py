@@ -7,7 +7,6 @@ import math
 from typing import final
 
 from legroom.plan._problem import Choice
-from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Effort, Search
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 
@@ -29,9 +28,7 @@ class BruteForce(AbstractSolver):
         return math.prod(sizes)
 
     @classmethod
-    def solve(
-        cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
-    ) -> Verdict:
+    def solve(cls, search: Search, budget_bytes: int, effort: Effort) -> Verdict:
         """Exact, unless the deadline comes first."""
         problem = search.problem
         positions = list(problem.variant_names)

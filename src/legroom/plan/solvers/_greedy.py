@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import final
 
-from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Effort, Search
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 
@@ -21,9 +20,7 @@ class Greedy(AbstractSolver):
     summary = "drop the cheapest bytes alive at the peak, one after the other"
 
     @classmethod
-    def solve(
-        cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
-    ) -> Verdict:
+    def solve(cls, search: Search, budget_bytes: int, effort: Effort) -> Verdict:
         """Never proves anything: its bound is zero."""
         search.mend(search.hold_all(), budget_bytes, cls.name, effort)
         best = search.archive.best(budget_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import final
 
 from legroom.plan._problem import Choice
-from legroom.plan._relaxation import Relaxation, RelaxedSolution
+from legroom.plan._relaxation import RelaxedSolution
 from legroom.plan._search import Effort, Search
 from legroom.plan._simulate import Trace
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
@@ -34,27 +34,23 @@ class Milp(AbstractSolver):
     summary = "linear programme, rounded and mended by the simulator; exact on small graphs"
 
     @classmethod
-    def solve(
-        cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
-    ) -> Verdict:
+    def solve(cls, search: Search, budget_bytes: int, effort: Effort) -> Verdict:
         """Bound and choices; exact where the problem is small and time suffices."""
         if max(search.problem.base_during, default=0) > budget_bytes:
             return Verdict(bound_ms=float("inf"))  # whatever is chosen
         if search.evaluate(search.hold_all(), "hold").peak_bytes <= budget_bytes:
             return Verdict(bound_ms=0.0)
-        bound_ms = approach(search, relaxation, budget_bytes, effort)
+        bound_ms = approach(search, budget_bytes, effort)
         if bound_ms is None:
             return Verdict(float("inf") if not effort.timed_out else 0.0, effort.timed_out)
         if _is_small(search):
-            bound_ms = _close(search, relaxation, budget_bytes, cls.name, effort, bound_ms)
+            bound_ms = _close(search, budget_bytes, cls.name, effort, bound_ms)
         return Verdict(bound_ms=bound_ms, timed_out=effort.timed_out)
 
 
-def approach(
-    search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
-) -> float | None:
+def approach(search: Search, budget_bytes: int, effort: Effort) -> float | None:
     """Round, mend and fill without proving anything; the bound, or None if nothing can fit."""
-    relaxed = relaxation.solve(budget_bytes, time_limit_s=effort.seconds_left)
+    relaxed = search.relaxation.solve(budget_bytes, time_limit_s=effort.seconds_left)
     if relaxed is None:
         return None
     bound_ms = relaxed.bound_ms
@@ -63,7 +59,9 @@ def approach(
         if _gap(search, bound_ms, budget_bytes) <= CLOSE_ENOUGH or effort.is_spent:
             break
         # The relaxation does not see what is alive for a moment while things are remade.
-        relaxed = relaxation.solve(int(share * budget_bytes), time_limit_s=effort.seconds_left)
+        relaxed = search.relaxation.solve(
+            int(share * budget_bytes), time_limit_s=effort.seconds_left
+        )
         if relaxed is None:
             break
         _round(search, relaxed, budget_bytes, Milp.name, effort)
@@ -133,21 +131,22 @@ def _best_other(search: Search, relaxed: RelaxedSolution, number: int) -> int:
 
 def _close(
     search: Search,
-    relaxation: Relaxation,
     budget_bytes: int,
     origin: str,
     effort: Effort,
     bound_ms: float,
 ) -> float:
     """Solve the integer programme, rule out what the simulator finds over budget, and repeat."""
-    with relaxation.cutting():
+    with search.relaxation.cutting():
         for _ in range(_MOST_CUTS):
             if effort.timed_out:
                 break
             best = search.archive.best(budget_bytes)
             if best is not None and best.outcome.added_ms <= bound_ms + 1e-9:
                 return bound_ms
-            solved = relaxation.solve(budget_bytes, integral=True, time_limit_s=effort.seconds_left)
+            solved = search.relaxation.solve(
+                budget_bytes, integral=True, time_limit_s=effort.seconds_left
+            )
             if solved is None:  # everything that could fit has been tried
                 return bound_ms if effort.timed_out else _added_ms(search, budget_bytes)
             # What was ruled out before may still be the best: it bounds the others from above.
@@ -158,7 +157,7 @@ def _close(
             search.evaluate(choice, origin)
             trace = Trace()
             search.simulator.run(choice, trace)
-            if not relaxation.forbid(choice, trace.needed):
+            if not search.relaxation.forbid(choice, trace.needed):
                 return _added_ms(search, budget_bytes)
     return bound_ms
 

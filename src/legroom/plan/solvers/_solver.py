@@ -6,7 +6,6 @@ import abc
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from legroom.plan._relaxation import Relaxation
 from legroom.plan._search import Effort, Search
 
 
@@ -37,7 +36,5 @@ class AbstractSolver(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def solve(
-        cls, search: Search, relaxation: Relaxation, budget_bytes: int, effort: Effort
-    ) -> Verdict:
+    def solve(cls, search: Search, budget_bytes: int, effort: Effort) -> Verdict:
         """Look for choices within the budget until nothing is left to try, or no effort."""
