@@ -6,6 +6,8 @@ STAMP := $(VENV)/.legroom-setup
 
 # These compile and exchange what is alive; the meter's tests look at everything alive in a process.
 CAPTURING := tests/unit/capture tests/unit/plan/test_callable.py
+# A worker per core, each with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow check format bench clean
@@ -30,8 +32,8 @@ demo: $(STAMP)  ## Profile and plan a small real GPT-2, write demo/gpt2.html and
 	@echo "open demo/gpt2.html and demo/plan.html in a browser: they need no network"
 
 test: $(STAMP)  ## Run the tests (about 10 minutes on two cores)
-	$(BIN)/python -m pytest -m "not slow" $(CAPTURING:%=--ignore=%)
-	$(BIN)/python -m pytest -m "not slow" $(CAPTURING)
+	$(PYTEST) $(CAPTURING:%=--ignore=%)
+	$(PYTEST) $(CAPTURING)
 
 test-slow: $(STAMP)  ## Run the tests that take longer
 	$(BIN)/python -m pytest -m slow
