@@ -10,6 +10,7 @@ LegroomError                    exit code 1: something failed
 │   ├── NoTrainingError         it ended without a training step that could be measured
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
 ├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
+├── BudgetExceededError         a real step needs more than the budget, after planning again
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
 ├── NothingCapturedError        no module call of the step could be captured
 └── TorchInterfaceError         a private PyTorch interface that legroom relies on has gone
@@ -102,6 +103,27 @@ class InfeasibleBudgetError(LegroomError):
 def _in_mib(count: int) -> str:
     """Bytes for people; `units.format_bytes` stands above this module."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+
+
+class BudgetExceededError(LegroomError):
+    """A real step needs more than the budget, although it was planned again.
+
+    Attributes:
+        measured_bytes: The peak of the last measured step.
+        predicted_bytes: What the plan at work predicts.
+    """
+
+    def __init__(self, *, budget_bytes: int, measured_bytes: int, predicted_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.measured_bytes, self.predicted_bytes = measured_bytes, predicted_bytes
+        super().__init__(
+            f"a step peaks at {_in_mib(measured_bytes)}, above the budget of "
+            f"{_in_mib(budget_bytes)}, with a plan that predicts {_in_mib(predicted_bytes)}.\n"
+            "  what lies outside the planned calls (a loss in the loop, code that was not captured) "
+            "takes the difference.\n"
+            "  try: legroom.fit on a function that returns the loss, a larger budget, or a smaller "
+            "batch"
+        )
 
 
 class CaptureFailedError(LegroomError):

@@ -5,11 +5,24 @@ backward pass begins) and the source line and module that each operation belongs
 """
 
 from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
+from legroom.capture._dynamo import (
+    captured,
+    default_partition,
+    dynamo_settings,
+    own_call,
+    set_call,
+    source_key,
+    trace_joint,
+    with_detached_outputs,
+)
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
+from legroom.capture._joint import PieceCode, read_joint_graph
 from legroom.capture._kinds import STATE, Kind, Phase
-from legroom.capture._modules import ModulePaths
+from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
+from legroom.capture._pieces import SourceInfo
+from legroom.capture._rnn import rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import arguments_of, signature_of
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
@@ -20,6 +33,7 @@ __all__ = [
     "STATE",
     "AbstractTrainingObserver",
     "Capture",
+    "FunctionShell",
     "Graph",
     "Heap",
     "Kind",
@@ -27,17 +41,22 @@ __all__ = [
     "NotCaptured",
     "OperationInfo",
     "Phase",
+    "PieceCode",
     "SavedTensor",
     "Script",
     "ScriptOutcome",
     "Site",
     "SiteTable",
+    "SourceInfo",
     "StepCapture",
     "StepFinder",
     "StopScript",
     "TensorInfo",
     "arguments_of",
     "capture_step",
+    "captured",
+    "default_partition",
+    "dynamo_settings",
     "failure_of",
     "graph_of",
     "is_model_code",
@@ -46,10 +65,18 @@ __all__ = [
     "kept_out_of_the_script",
     "nested_tensors",
     "observe_backward",
+    "own_call",
+    "read_joint_graph",
+    "rnn_operations",
     "run_script",
     "saved_tensors",
+    "saving_is_hooked",
     "scan_heap",
+    "set_call",
     "shape_and_dtype",
     "short_name",
     "signature_of",
+    "source_key",
+    "trace_joint",
+    "with_detached_outputs",
 ]

@@ -73,6 +73,7 @@ class OperationInfo:
         signature: What its time depends on, for `meter.operation_times`; see
             `capture.signature_of`. Empty where unknown.
         piece: Index of the captured piece it belongs to; -1 if outside all.
+        call: Number of the call of a piece that it belongs to; -1 if outside all.
         node: Its name in the piece's joint graph.
         is_random: Whether it draws random numbers.
         workspace_bytes: Scratch memory while it runs, beside what it writes.
@@ -89,6 +90,7 @@ class OperationInfo:
     remake_reads: tuple[int, ...] | None = None
     signature: str = ""
     piece: int = -1
+    call: int = -1
     node: str = ""
     is_random: bool = False
     workspace_bytes: int = 0

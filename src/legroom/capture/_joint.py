@@ -7,6 +7,7 @@ that compute nothing, are gone; see Note [Graph] in `_graph.py`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ class PieceCode:
         constants: Tensors that are part of the graph itself, by storage.
         forward_outputs: What forward returns, before what it keeps for backward.
         backward_outputs: The gradient of each primal; None where it has none.
+        storage_of: The storage behind each node that stands for one tensor, by name.
     """
 
     storages: list[LocalStorage] = field(default_factory=list)
@@ -91,6 +93,13 @@ class PieceCode:
     backward: list[LocalOperation] = field(default_factory=list)
     forward_outputs: list[Output | None] = field(default_factory=list)
     backward_outputs: list[Output | None] = field(default_factory=list)
+    storage_of: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def outline(self) -> str:
+        """The operations by name and node, without shapes: what a program for it refers to."""
+        parts = [f"{op.name} {op.node}" for op in (*self.forward, *self.backward)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def read_joint_graph(
@@ -138,6 +147,12 @@ class _Reader:
         returned = [self._output(node) for node in outputs]
         self._code.forward_outputs = returned[:num_forward_outputs]
         self._code.backward_outputs = returned[num_forward_outputs:]
+        for node in nodes:
+            value = node.meta.get("val")
+            if _has_storage(value):
+                number = self._number.get(value.untyped_storage()._cdata)
+                if number is not None:
+                    self._code.storage_of[node.name] = number
         return self._code
 
     def _sections(

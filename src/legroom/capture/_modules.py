@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,18 @@ from legroom.capture._heap import nested_tensors
 
 _CALL = "legroom.call"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class FunctionShell(nn.Module):
+    """A function as a module that has no parameters, so that its calls can be captured."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._function(*args, **kwargs)
 
 
 class ModulePaths:
@@ -54,7 +67,7 @@ class ModulePaths:
 
     def add_root(self, module: nn.Module) -> None:
         """Name a module that is called from outside every known one, its owner and all it holds."""
-        if id(module) in self._path:
+        if id(module) in self._path or isinstance(module, FunctionShell):
             return
         root, seen = module, {id(module)}
         while (owner := self._parent.get(id(root))) is not None and id(owner) not in seen:
@@ -157,8 +170,8 @@ class ModuleWatch:
             self._stack.clear()
 
     def _enter(self, module: nn.Module, args: object) -> None:
+        self.paths.add_root(module)
         if not self._stack:
-            self.paths.add_root(module)
             self.calls.append(Call(module, self.paths.path(module), self._why_not()))
         path = self.paths.path(module)
         self.entered.setdefault(path, type(module))
@@ -169,7 +182,7 @@ class ModuleWatch:
             return "it is called during the backward pass, as by reentrant checkpointing"
         if not torch.is_grad_enabled():
             return "it runs without gradients"
-        if _saving_is_hooked():
+        if saving_is_hooked():
             return "it is called under saved-tensor hooks, as by torch.utils.checkpoint"
         return ""
 
@@ -203,7 +216,8 @@ class ModuleWatch:
                 call.why_not = "gradients of its gradients are taken (create_graph=True)"
 
 
-def _saving_is_hooked() -> bool:
+def saving_is_hooked() -> bool:
+    """Whether somebody packs what autograd saves, as torch.utils.checkpoint does."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(True) is not None
 

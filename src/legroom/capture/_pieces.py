@@ -16,28 +16,33 @@ Note [Pieces].
 from __future__ import annotations
 
 import contextlib
-import importlib
-import itertools
-import logging
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import fx, nn
 
 from legroom.capture._autograd import graph_of
+from legroom.capture._dynamo import (
+    boxed,
+    captured,
+    default_partition,
+    dynamo_settings,
+    first_line,
+    graph_breaks,
+    own_call,
+    set_call,
+    source_key,
+    trace_joint,
+    with_detached_outputs,
+    without_traces,
+)
 from legroom.capture._graph import NotCaptured
 from legroom.capture._joint import Output, PieceCode, read_joint_graph
 from legroom.capture._kinds import Phase
 from legroom.capture._modules import Call, ModulePaths, ModuleWatch
 from legroom.capture._trace import RawOperation, Recorder
-from legroom.errors import TorchInterfaceError
-
-_TESTED = "2.13.0"
-_RECOMPILE_LIMIT = 256
 
 
 @dataclass
@@ -68,20 +73,47 @@ class PieceRun:
     bound: dict[int, int]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """One of TorchDynamo's graphs, and the piece that it became.
+
+    Attributes:
+        key: See `source_key`.
+        piece: Number of the piece; -1 where no gradients go through the graph.
+        unused_outputs: Outputs that could receive gradients and do not.
+        outline: The piece's operations by name, without shapes; see `PieceCode.outline`.
+    """
+
+    key: str
+    piece: int
+    unused_outputs: frozenset[int]
+    outline: str
+
+
 class Pieces:
     """Captures what modules do while they are called; see Note [Pieces].
 
     Attributes:
         codes: The joint graphs that were captured.
+        sources: The graphs of TorchDynamo's behind them.
         is_learning: Whether this is the first of the two steps.
     """
 
     def __init__(
-        self, recorder: Recorder, paths: ModulePaths, calls: list[Call], models: list[nn.Module]
+        self,
+        recorder: Recorder,
+        paths: ModulePaths,
+        calls: list[Call],
+        models: list[nn.Module],
+        *,
+        forgets: bool = True,
     ) -> None:
         self.codes: list[PieceCode] = []
+        self.sources: list[_Source] = []
         self.is_learning = True
         self.failures: dict[str, str] = {}
+        self._forgets = forgets
         self._recorder = recorder
         self._paths = paths
         self._calls = calls
@@ -94,13 +126,14 @@ class Pieces:
 
     def install(self) -> None:
         """Let the outermost modules go through us, until `remove`."""
-        self._open.enter_context(_dynamo_settings())
+        self._open.enter_context(without_traces(forgets=self._forgets))
+        self._open.enter_context(dynamo_settings())
         self._recorder.current_module = lambda: self._watch.current
         for module in {id(call.module): call.module for call in self._calls}.values():
             if not self._models or id(module) in self._models:
                 original = vars(module).get("_compiled_call_impl")
-                _set_call(module, self._caller(module))
-                self._open.callback(_set_call, module, original)
+                set_call(module, self._caller(module))
+                self._open.callback(set_call, module, original)
 
     def remove(self) -> None:
         """Leave the modules as they were."""
@@ -120,40 +153,30 @@ class Pieces:
             if why and (call.path, why) not in seen:
                 seen.add((call.path, why))
                 yield NotCaptured(f"call of {call.path}", why)
-        for reason in _graph_breaks():
+        for reason in graph_breaks():
             yield NotCaptured("a graph break", reason)
 
     # Calls ---------------------------------------------------------------------------------------
 
     def _caller(self, module: nn.Module) -> Callable[..., Any]:
-        target: Any = dict(module.named_children()).get("_orig_mod", module)
+        plain = own_call(module)
         path = self._paths.path(module)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return target._call_impl(*args, **kwargs)
-
-        # TorchDynamo leaves PyTorch's own code alone, nn.Sequential's too, unless ours calls it. It
-        # keeps what it compiled by code object: one for each module, or two would share a piece.
-        run.__code__ = run.__code__.replace()
-        compiled: Any = torch.compile(run, backend=self._backend, dynamic=False)
+        compiled = captured(plain, self._backend)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
-                return target._call_impl(*args, **kwargs)
+                return plain(*args, **kwargs)
             number, self._num_calls = self._num_calls, self._num_calls + 1
             self._depth += 1
             try:
                 if self._is_captured(number, path):
                     try:
                         self._root = path
-                        with _stance("default"), warnings.catch_warnings():
-                            # About TorchDynamo's own doings; the program's were shown before.
-                            warnings.simplefilter("ignore")
-                            return compiled(*args, **kwargs)
+                        return compiled(*args, **kwargs)
                     except Exception as error:
-                        self.failures[path] = _first_line(error)
+                        self.failures[path] = first_line(error)
                 with self._watch.installed():
-                    return target._call_impl(*args, **kwargs)
+                    return plain(*args, **kwargs)
             finally:
                 self._depth -= 1
 
@@ -167,17 +190,16 @@ class Pieces:
         return number >= len(self._calls) or not self._calls[number].why_not
 
     def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        dynamo: Any = importlib.import_module("torch._dynamo")
-        disabled: Callable[..., Any] = dynamo.disable(_Source(self, graph, self._root).run)
-        return disabled
+        source = _Source(self, graph, source_key(graph, inputs), self._root)
+        self.sources.append(source)
+        return source.run
 
     # Pieces --------------------------------------------------------------------------------------
 
     def trace(
         self, graph: fx.GraphModule, inputs: tuple[Any, ...], root: str
-    ) -> Callable[..., Any]:
-        """What to call instead of a graph of TorchDynamo's: a piece."""
-        trace_joint, default_partition = _aot_interfaces()
+    ) -> tuple[Callable[..., Any], int]:
+        """What to call instead of a graph of TorchDynamo's: a piece, and its number or -1."""
         traced = _Traced(self._recorder)
 
         def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
@@ -190,18 +212,17 @@ class Pieces:
 
         self._recorder.pause()
         try:
-            piece: Callable[..., Any] = trace_joint(
+            piece = trace_joint(
                 graph,
                 inputs,
-                fw_compiler=traced.make_forward,
-                bw_compiler=traced.make_backward,
-                inference_compiler=traced.make_inference,
-                partition_fn=partition,
-                keep_inference_input_mutations=True,
+                partition=partition,
+                make_forward=traced.make_forward,
+                make_backward=traced.make_backward,
+                make_inference=traced.make_inference,
             )
         finally:
             self._recorder.resume()
-        return piece
+        return piece, traced.piece
 
     def _path_of_key(self, key: str) -> str | None:
         identity = key.partition("@")[0]
@@ -211,10 +232,12 @@ class Pieces:
 class _Source:
     """A graph of TorchDynamo's, and what was learned about its outputs."""
 
-    def __init__(self, pieces: Pieces, graph: fx.GraphModule, root: str) -> None:
+    def __init__(self, pieces: Pieces, graph: fx.GraphModule, key: str, root: str) -> None:
         self._pieces = pieces
         self._graph = graph
+        self._key = key
         self._root = root
+        self._number = -1
         self._has_run = False
         self._differentiable: set[int] = set()
         self._differentiated: set[int] = set()
@@ -227,10 +250,24 @@ class _Source:
         if self._has_run and not self._differentiated:
             return self._graph(*inputs)
         if self._piece is None:
-            unused = self._differentiable - self._differentiated
-            graph = _with_detached_outputs(self._graph, unused) if unused else self._graph
-            self._piece = self._pieces.trace(graph, inputs, self._root)
+            graph = with_detached_outputs(self._graph, self._unused)
+            self._piece, self._number = self._pieces.trace(graph, inputs, self._root)
         return self._piece(*inputs)
+
+    @property
+    def _unused(self) -> frozenset[int]:
+        """Outputs that could receive gradients and do not."""
+        return frozenset(self._differentiable - self._differentiated)
+
+    def info(self) -> SourceInfo:
+        """What the engine must know to run the same graph."""
+        code = self._pieces.codes[self._number] if self._number >= 0 else None
+        return SourceInfo(
+            key=self._key,
+            piece=self._number,
+            unused_outputs=self._unused,
+            outline=code.outline if code is not None else "",
+        )
 
     def _learn(self, inputs: tuple[Any, ...]) -> Any:
         self._has_run = True
@@ -255,17 +292,6 @@ class _Source:
         return note
 
 
-def _with_detached_outputs(graph: fx.GraphModule, places: set[int]) -> fx.GraphModule:
-    copied = fx.Graph()
-    returned: Any = copied.graph_copy(graph.graph, {})
-    detached = [
-        copied.call_method("detach", (node,)) if place in places else node
-        for place, node in enumerate(returned)
-    ]
-    copied.output(tuple(detached))
-    return fx.GraphModule(graph, copied)
-
-
 class _Traced:
     """What AOTAutograd calls instead of a compiled forward and backward; it records their runs."""
 
@@ -278,7 +304,7 @@ class _Traced:
 
     def make_inference(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """A graph without gradients runs as it is."""
-        return _boxed(lambda args: list(module(*args)))
+        return boxed(lambda args: list(module(*args)))
 
     def make_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What is called instead of the forward graph."""
@@ -303,7 +329,7 @@ class _Traced:
             self._last = call
             return outputs + kept
 
-        return _boxed(run)
+        return boxed(run)
 
     def make_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What is called instead of the backward graph."""
@@ -318,7 +344,7 @@ class _Traced:
             self._append("backward", Phase.BACKWARD, PieceRun(call, True, bound))
             return outputs
 
-        return _boxed(run)
+        return boxed(run)
 
     def _call_behind(self, args: list[Any]) -> PieceCall:
         for value in args:
@@ -388,108 +414,3 @@ class _Traced:
 
 def _empty_like(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:
-    """Mark a function as taking its arguments in a list that it empties, so that they can die."""
-
-    def run(args: list[Any]) -> list[Any]:
-        outputs = function(args)
-        args.clear()
-        return outputs
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _stance(name: str) -> Any:
-    set_stance: Any = torch.compiler.set_stance
-    return set_stance(name)
-
-
-# TorchDynamo -------------------------------------------------------------------------------------
-
-
-def _aot_interfaces() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What traces a joint graph, and what splits one in two."""
-    try:
-        from torch._functorch.aot_autograd import aot_module_simplified
-        from torch._functorch.partitioners import default_partition
-    except ImportError:
-        raise TorchInterfaceError(
-            "torch._functorch.aot_autograd.aot_module_simplified", tested=_TESTED
-        ) from None
-    return aot_module_simplified, default_partition
-
-
-def _set_call(module: nn.Module, function: Callable[..., Any] | None) -> None:
-    if not hasattr(module, "_compiled_call_impl"):
-        raise TorchInterfaceError("nn.Module._compiled_call_impl", tested=_TESTED)
-    if function is None:
-        vars(module).pop("_compiled_call_impl", None)
-    else:
-        vars(module)["_compiled_call_impl"] = function
-
-
-@contextlib.contextmanager
-def _dynamo_settings() -> Iterator[None]:
-    import torch._dynamo
-    import torch._functorch.config
-
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    before = {name: counts.copy() for name, counts in counters.items()}
-    counters.clear()
-    settings = torch._dynamo.config.patch(
-        ignore_logging_functions=_logging_functions(),
-        recompile_limit=_RECOMPILE_LIMIT,
-        accumulated_recompile_limit=_RECOMPILE_LIMIT,
-        fail_on_recompile_limit_hit=True,
-        optimize_ddp=False,
-        allow_rnn=True,
-    )
-    with settings, torch._functorch.config.patch(donated_buffer=False), _same_path_as_eager():
-        try:
-            yield
-        finally:
-            torch._dynamo.reset()
-            # What we compiled is gone: nobody must take it for the program's own.
-            counters.clear()
-            counters.update(before)
-
-
-@contextlib.contextmanager
-def _same_path_as_eager() -> Iterator[None]:
-    """Keep transformers from another path under TorchDynamo than in eager.
-
-    Its mixture of experts then reads values in backward, which cannot be traced, instead of
-    calling `grouped_mm`.
-    """
-    experts: Any = sys.modules.get("transformers.integrations.moe")
-    original = getattr(experts, "is_torchdynamo_compiling", None)
-    if original is None:
-        yield
-        return
-    experts.is_torchdynamo_compiling = lambda: False
-    try:
-        yield
-    finally:
-        experts.is_torchdynamo_compiling = original
-
-
-def _logging_functions() -> set[Callable[..., Any]]:
-    names = ("debug", "info", "warning", "error", "critical", "log", "warning_once", "info_once")
-    owners = [logging.Logger, sys.modules.get("transformers.utils.logging")]
-    found = itertools.product(owners, names)
-    return {function for owner, name in found if callable(function := getattr(owner, name, None))}
-
-
-def _graph_breaks() -> list[str]:
-    import torch._dynamo
-
-    return [_first_line(reason) for reason in torch._dynamo.utils.counters["graph_break"]]
-
-
-def _first_line(reason: object) -> str:
-    lines = [line.strip() for line in str(reason).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(reason).__name__

@@ -38,7 +38,7 @@ from legroom.capture._graph import Graph, NotCaptured
 from legroom.capture._heap import nested_tensors, scan_heap
 from legroom.capture._kinds import Kind, Phase
 from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
-from legroom.capture._pieces import Pieces
+from legroom.capture._pieces import Pieces, SourceInfo
 from legroom.capture._rnn import rnn_operations
 from legroom.capture._sites import line_of
 from legroom.capture._step_graph import build_graph
@@ -56,11 +56,13 @@ class Capture:
         plain: The step as eager PyTorch runs it.
         planned: The same step, with modules captured as pieces whose tensors can be planned.
         seconds: How long capturing took.
+        sources: The graphs that the engine will meet again.
     """
 
     plain: Graph
     planned: Graph
     seconds: float
+    sources: tuple[SourceInfo, ...] = ()
 
 
 class _Step(enum.Enum):
@@ -80,6 +82,7 @@ class StepCapture(AbstractTrainingObserver):
     Args:
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change; decides how recurrent layers are captured.
+        forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
     """
 
@@ -88,10 +91,12 @@ class StepCapture(AbstractTrainingObserver):
         *,
         models: Iterable[nn.Module] = (),
         exactness: str = "bitwise",
+        forgets: bool = True,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
         self._models = list(models)
         self._exactness = exactness
+        self._forgets = forgets
         self._on_progress = on_progress or (lambda text: None)
         self._open = contextlib.ExitStack()
         self._steps = list(_Step)
@@ -156,7 +161,8 @@ class StepCapture(AbstractTrainingObserver):
             num_pieces=len(self._pieces.codes),
             not_captured=assumed + notes,
         )
-        return Capture(plain, planned, time.perf_counter() - self._began)
+        sources = tuple(source.info() for source in self._pieces.sources)
+        return Capture(plain, planned, time.perf_counter() - self._began, sources)
 
     def abandon(self) -> None:
         """Put everything back as it was. Safe to call twice."""
@@ -176,7 +182,13 @@ class StepCapture(AbstractTrainingObserver):
             self._recorder.on_forward = self._count_operation
         elif step is _Step.LEARN:
             self._recorder.on_forward = None
-            self._pieces = Pieces(self._recorder, self._paths, self._watch.calls, self._models)
+            self._pieces = Pieces(
+                self._recorder,
+                self._paths,
+                self._watch.calls,
+                self._models,
+                forgets=self._forgets,
+            )
             self._open.enter_context(rnn_operations(self._exactness))
             self._pieces.install()
         elif step is _Step.PIECES and self._pieces is not None:
@@ -297,6 +309,7 @@ def capture_step(
     *,
     models: Iterable[nn.Module] = (),
     exactness: str = "bitwise",
+    forgets: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> Capture:
     """Capture a training step: forward, loss, backward and optimizer.
@@ -308,6 +321,7 @@ def capture_step(
         step: Runs one training step.
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change: `"bitwise"`, `"rounding"` or `"lossy"`.
+        forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
 
     Raises:
@@ -317,7 +331,9 @@ def capture_step(
     Limits: what the step keeps elsewhere is not put back: an iterator over batches has moved on,
     a list of losses holds fake tensors.
     """
-    capture = StepCapture(models=models, exactness=exactness, on_progress=on_progress)
+    capture = StepCapture(
+        models=models, exactness=exactness, forgets=forgets, on_progress=on_progress
+    )
     try:
         with _observed_by(capture):
             capture.start()

@@ -86,6 +86,7 @@ class _Builder:
         self._of_raw: dict[int, int] = {}
         self._end_of: dict[int, int] = {}
         self._internal: dict[int, dict[int, int]] = {}
+        self._calls: dict[int, int] = {}
         self._traced_names: dict[int, dict[int, str]] = {}
         self._same = _additions_in_place(recorder, steps)
 
@@ -165,6 +166,7 @@ class _Builder:
             for local, raw in run.bound.items()
             if (number := self._number_of(raw)) is not None
         )
+        call = self._calls.setdefault(id(run.call), len(self._calls))
         line = self._line_of(run.call.site)  # where all of an operation's own is PyTorch's
         for operation in code.backward if run.is_backward else code.forward:
             for local in operation.writes:
@@ -183,6 +185,7 @@ class _Builder:
                     else _known(operation.remake_reads, numbers),
                     signature=operation.signature,
                     piece=run.call.piece,
+                    call=call,
                     node=operation.node,
                     is_random=operation.is_random,
                     line=operation.line or line,

@@ -15,6 +15,7 @@ from legroom.meter._devices import (
     roofline_ms,
 )
 from legroom.meter._operation_times import OperationTimes
+from legroom.meter._peak import PeakGauge, PeakReading
 from legroom.meter._profile import (
     SCHEMA,
     Finding,
@@ -46,6 +47,8 @@ __all__ = [
     "OperationTime",
     "OperationTimes",
     "OperationUse",
+    "PeakGauge",
+    "PeakReading",
     "Phase",
     "PhaseSpan",
     "Profile",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from legroom.capture import StepFinder
 from legroom.errors import NoTrainingError, UsageError
 from legroom.meter._profile import Profile
-from legroom.meter._recorder import profiler_is_running
+from legroom.meter._profiler import profiler_is_running
 from legroom.meter._session import ProfilingSession, SessionOptions
 
 

@@ -7,7 +7,6 @@ profile are made later. Recording changes neither results nor memory: see `_hook
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -37,6 +36,7 @@ from legroom.meter._opening import (
     storages_of,
     take_opening_balance,
 )
+from legroom.meter._profiler import start_profiler, stop_profiler
 from legroom.meter._scopes import Tag, mark, open_scope
 
 
@@ -122,11 +122,7 @@ class Recorder(AbstractTrainingObserver):
 
     def start(self) -> None:
         """Begin: take the opening balance and switch everything on."""
-        early = torch.empty(1)
-        with _quiet_stderr():
-            self._profiler.start()
-            # The allocator warns, once per process, when a block from before is released.
-            del early
+        start_profiler(self._profiler)
         self.is_active = True
         self._thread = threading.get_ident()
         try:
@@ -172,8 +168,7 @@ class Recorder(AbstractTrainingObserver):
             self._installed.close()
             while self._optimizers:
                 self._optimizers.pop().__exit__(None, None, None)
-            with _quiet_stderr():
-                self._profiler.stop()
+            stop_profiler(self._profiler)
 
     def recording(self) -> Recording:
         """What was seen between `start` and `stop`."""
@@ -265,11 +260,6 @@ class Recorder(AbstractTrainingObserver):
             mark(Tag.FREED, address)
 
 
-def profiler_is_running() -> bool:
-    """Whether somebody else's profiler is on: PyTorch allows one at a time."""
-    return bool(torch._C._autograd._profiler_enabled())
-
-
 def _compiled_code_in_use() -> bool:
     """Whether torch.compile has compiled anything in this process.
 
@@ -279,21 +269,3 @@ def _compiled_code_in_use() -> bool:
     if "torch._dynamo" not in sys.modules:
         return False
     return bool(torch._dynamo.utils.counters["frames"]["ok"])
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Keep what PyTorch's C++ writes to stderr when a profiler starts or stops off the terminal."""
-    try:
-        sys.stderr.flush()
-        saved, silence = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    except (OSError, ValueError, AttributeError):  # no such descriptor: nothing to keep quiet
-        yield
-        return
-    try:
-        os.dup2(silence, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(silence)

@@ -19,7 +19,8 @@ from legroom.capture import AbstractTrainingObserver
 from legroom.errors import UsageError
 from legroom.meter._build import Surroundings, build_profile
 from legroom.meter._profile import Profile
-from legroom.meter._recorder import Recorder, Recording, profiler_is_running
+from legroom.meter._profiler import profiler_is_running
+from legroom.meter._recorder import Recorder, Recording
 from legroom.meter._resident import (
     ResidentPeak,
     highest_resident_bytes,

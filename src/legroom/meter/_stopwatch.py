@@ -36,8 +36,7 @@ from legroom.capture import arguments_of
 from legroom.errors import UsageError
 from legroom.meter._costs import OperationCost, real_tensors, tensors_in
 from legroom.meter._events import read_events
-from legroom.meter._recorder import _quiet_stderr as quiet_stderr
-from legroom.meter._recorder import profiler_is_running
+from legroom.meter._profiler import profiler_is_running, quiet_stderr
 from legroom.meter._resident import release_free_heap
 
 LONG_MS = 200.0

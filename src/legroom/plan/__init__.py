@@ -4,7 +4,7 @@ In goes a captured graph with times; out comes a `PlanReport`. Nothing of the mo
 """
 
 from legroom.plan._budget import Budget, parse_activations, parse_budget
-from legroom.plan._callable import plan
+from legroom.plan._callable import plan, stage_of
 from legroom.plan._options import (
     PlanOptions,
     choose_ways,
@@ -22,7 +22,8 @@ from legroom.plan._plan import (
     SweepPoint,
 )
 from legroom.plan._planner import Planner, simulate_plain
-from legroom.plan._report import build_report, with_times
+from legroom.plan._program import Instruction, PieceProgram
+from legroom.plan._report import OnProgress, build_report, with_times
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
@@ -30,7 +31,10 @@ __all__ = [
     "Budget",
     "Decision",
     "FrontierPoint",
+    "Instruction",
     "LiveTensor",
+    "OnProgress",
+    "PieceProgram",
     "Plan",
     "PlanOptions",
     "PlanReport",
@@ -49,5 +53,6 @@ __all__ = [
     "plan_script",
     "report_faults",
     "simulate_plain",
+    "stage_of",
     "with_times",
 ]

@@ -26,6 +26,7 @@ from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, vari
 from legroom.plan._order import reordered
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
 from legroom.plan._problem import Problem, build_problem, kinds_at
+from legroom.plan._program import PieceProgram, programs_of
 from legroom.plan._search import Archive, Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
 from legroom.units import format_bytes
@@ -39,6 +40,7 @@ OnProgress = Callable[[str, int, int], None]
 _CAPTURED, _MEMORY = "captured", "memory"
 _WORTH_REORDERING = 0.995
 _CHANGED = ", changed"
+_PLAIN = "plain"
 _FLOOR_STEPS = 5
 _FEW = 2000
 """Up to so many choices, all are tried."""
@@ -160,7 +162,7 @@ class Planner:
             if helps:
                 self._orders.append(order)
         return (
-            PresetPoint("plain", "PyTorch as it is", self.plain.peak_bytes, 0.0),
+            PresetPoint(_PLAIN, "PyTorch as it is", self.plain.peak_bytes, 0.0),
             *points,
         )
 
@@ -278,6 +280,14 @@ class Planner:
             phases=_phases(problem.graph),
         )
 
+    def programs(self, budget_bytes: int) -> dict[int, PieceProgram]:
+        """What each piece does under the plan for this budget; nothing where the plan is plain."""
+        if self.plan(budget_bytes).preset == _PLAIN:
+            return {}
+        best = self._best(budget_bytes)
+        assert best is not None, "bug in legroom: a plan without a choice"
+        return programs_of(best[1].search, best[0].choice)
+
     def _plain_plan(self, budget_bytes: int) -> Plan:
         return Plan(
             budget_bytes=budget_bytes,
@@ -285,7 +295,7 @@ class Planner:
             added_ms=0.0,
             bound_ms=0.0,
             gap=0.0,
-            preset="plain",
+            preset=_PLAIN,
             exactness=self._exactness,
         )
 
@@ -366,7 +376,7 @@ class Planner:
         best = self._best(budget_bytes)
         bound_ms, _ = self._bounds.get(budget_bytes, (0.0, False))
         if best is None or (budget_bytes >= self.plain.peak_bytes and best[0].outcome.added_ms > 0):
-            return FrontierPoint(budget_bytes, self.plain.peak_bytes, 0.0, 0.0, 0.0, "plain")
+            return FrontierPoint(budget_bytes, self.plain.peak_bytes, 0.0, 0.0, 0.0, _PLAIN)
         outcome = best[0].outcome
         bound_ms = min(bound_ms, outcome.added_ms)
         return FrontierPoint(

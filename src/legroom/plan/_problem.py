@@ -15,7 +15,8 @@ simulator executes and the solvers solve. See Note [Problem].
 # 4. A choice is one option per candidate; nothing else is decided. What is given back is given
 #    back once, as late as possible, and stays until its last use (`_simulate`).
 # 5. A piece may be called several times in a step (micro-batches). It is one program, so what is
-#    decided for one of its tensors holds for all calls: such candidates are tied.
+#    decided for one of its tensors holds for all calls: such candidates are tied. And each call
+#    remakes only what it made itself: what another call reads is held.
 # 6. A need is what one operation of backward reads among the candidates, one set per variant of
 #    the operation. Where a variant needs less than another, the other is left out.
 
@@ -151,6 +152,14 @@ class _Builder:
             for op in graph.operations
             for tensor in (*op.reads, *op.writes, *op.updates)
         }
+        self._handed_on = {
+            tensor
+            for op in graph.operations
+            for tensor in op.reads
+            if op.piece >= 0
+            and (made_by := graph.tensors[tensor].producer) >= 0
+            and graph.operations[made_by].call != op.call
+        }
         self._last_forward_use = {
             tensor: op.index
             for op in graph.operations
@@ -238,7 +247,8 @@ class _Builder:
         options = []
         for way in self._ways:
             saving = way.estimate(tensor, producer)
-            if saving is None or (producer.piece < 0 and way is not Hold):
+            is_own = producer.piece >= 0 and index not in self._handed_on
+            if saving is None or (way is not Hold and not is_own):
                 continue
             if saving.runs_producer and self._reads_what_goes(producer):
                 continue

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
+
+import torch
+from torch import fx
 
 from legroom.capture import Graph, OperationInfo
 from legroom.variants._variant import AbstractVariant
@@ -29,6 +33,21 @@ class ReluFromInput(AbstractVariant):
         if made_by < 0:
             return None
         relu = graph.operations[made_by]
-        if not relu.name.startswith("aten.relu.") or not relu.reads:
+        if not relu.name.startswith("aten.relu.default") or not relu.reads:
             return None
         return gradient, relu.reads[0]
+
+    @classmethod
+    def emit(cls, graph: fx.Graph, node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        """The same operation on the ReLU's input, seen through the same views."""
+        gradient, output, threshold = node.args
+        assert isinstance(gradient, fx.Node), "bug in legroom: a gradient that is no node"
+        views: list[fx.Node] = []
+        while isinstance(output, fx.Node) and output.target is not torch.ops.aten.relu.default:
+            views.append(output)
+            output = output.args[0]
+        assert isinstance(output, fx.Node), "bug in legroom: a ReLU's gradient without a ReLU"
+        seen = value(output.all_input_nodes[0])
+        for view in reversed(views):
+            seen = graph.call_function(view.target, (seen, *view.args[1:]), dict(view.kwargs))  # type: ignore[arg-type]
+        return graph.call_function(node.target, (value(gradient), seen, threshold))  # type: ignore[arg-type]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
+
+import torch
+from torch import fx
 
 from legroom.capture import Graph, OperationInfo
 from legroom.variants._variant import AbstractVariant
@@ -37,3 +41,26 @@ class ShapeOnly(AbstractVariant):
         if unread is None or unread >= len(operation.reads):
             return None
         return operation.reads[:unread] + operation.reads[unread + 1 :]
+
+    @classmethod
+    def emit(cls, graph: fx.Graph, node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        """The same operation on something that has the shape and one element of memory."""
+        name = str(node.target).rpartition(".")[0]
+        place = _UNREAD_ARGUMENT[name]
+        unread = node.args[place]
+        assert isinstance(unread, fx.Node), "bug in legroom: an unread argument that is no node"
+        shaped = unread.meta["val"]
+        like = {"dtype": shaped.dtype, "device": shaped.device}
+        if shaped.is_contiguous():
+            one = graph.call_function(
+                torch.ops.aten.empty.memory_format, ([1] * shaped.dim(),), like
+            )
+            wide = graph.call_function(torch.ops.aten.expand.default, (one, list(shaped.shape)))
+        else:  # the operation also reads the layout, which takes all the memory to imitate
+            layout = (list(shaped.shape), list(shaped.stride()))
+            wide = graph.call_function(torch.ops.aten.empty_strided.default, layout, like)
+        args = [
+            wide if index == place else value(arg) if isinstance(arg, fx.Node) else arg
+            for index, arg in enumerate(node.args)
+        ]
+        return graph.call_function(node.target, tuple(args), dict(node.kwargs))  # type: ignore[arg-type]

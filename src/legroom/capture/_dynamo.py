@@ -1,0 +1,210 @@
+"""TorchDynamo and AOTAutograd as legroom uses them: settings, calls, joint graphs.
+
+In goes a callable and what to do with each of its graphs; out comes a callable that TorchDynamo
+captures. Capture and engine both go through here, so that they see the same graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from legroom.capture._libraries import logging_functions, same_path_as_eager
+from legroom.errors import TorchInterfaceError
+
+_TESTED = "2.13.0"
+_RECOMPILE_LIMIT = 256
+
+Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
+    """The function with its graphs handed to `backend`, which says what runs instead.
+
+    TorchDynamo leaves PyTorch's own code alone, nn.Sequential's too, unless ours calls it. It keeps
+    what it compiled by code object: one for each call of this, or two would share a graph.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace()
+    dynamo: Any = importlib.import_module("torch._dynamo")
+
+    def disabled(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        made: Callable[..., Any] = dynamo.disable(backend(graph, inputs))
+        return made
+
+    compiled: Any = torch.compile(run, backend=disabled, dynamic=False)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with stance("default"), warnings.catch_warnings():
+            # About TorchDynamo's own doings; the program's were shown before.
+            warnings.simplefilter("ignore")
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+def stance(name: str) -> contextlib.AbstractContextManager[object]:
+    """How compiled code behaves inside: `"default"`, `"force_eager"`."""
+    set_stance: Any = torch.compiler.set_stance
+    made: contextlib.AbstractContextManager[object] = set_stance(name)
+    return made
+
+
+@contextlib.contextmanager
+def dynamo_settings() -> Iterator[None]:
+    """Settings under which legroom captures and runs graphs. Cheap: entered at every call."""
+    import torch._dynamo
+    import torch._functorch.config
+
+    settings = torch._dynamo.config.patch(
+        ignore_logging_functions=logging_functions(),
+        recompile_limit=_RECOMPILE_LIMIT,
+        accumulated_recompile_limit=_RECOMPILE_LIMIT,
+        fail_on_recompile_limit_hit=True,
+        optimize_ddp=False,
+        allow_rnn=True,
+    )
+    with settings, torch._functorch.config.patch(donated_buffer=False), same_path_as_eager():
+        yield
+
+
+@contextlib.contextmanager
+def without_traces(*, forgets: bool = True) -> Iterator[None]:
+    """Leave TorchDynamo's counters as they were, and nothing that was compiled inside.
+
+    Args:
+        forgets: Whether to forget everything compiled, before and inside. Not where code that was
+            compiled earlier is in use; what is compiled inside then stays, for its own backend.
+    """
+    import torch._dynamo
+
+    if forgets:
+        torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    before = {name: counts.copy() for name, counts in counters.items()}
+    counters.clear()
+    try:
+        yield
+    finally:
+        if forgets:
+            torch._dynamo.reset()
+        # What we compiled is gone: nobody must take it for the program's own.
+        counters.clear()
+        counters.update(before)
+
+
+def graph_breaks() -> list[str]:
+    """Why TorchDynamo had to end graphs, since its counters were cleared."""
+    import torch._dynamo
+
+    return [first_line(reason) for reason in torch._dynamo.utils.counters["graph_break"]]
+
+
+def first_line(reason: object) -> str:
+    """The first line with something on it; the type's name if there is none."""
+    lines = [line.strip() for line in str(reason).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(reason).__name__
+
+
+def trace_joint(
+    graph: fx.GraphModule,
+    inputs: tuple[Any, ...],
+    *,
+    partition: Callable[..., Any],
+    make_forward: Callable[..., Any],
+    make_backward: Callable[..., Any],
+    make_inference: Callable[..., Any],
+) -> Callable[..., Any]:
+    """What AOTAutograd makes of a graph, with `partition` deciding what forward keeps."""
+    try:
+        from torch._functorch.aot_autograd import aot_module_simplified
+    except ImportError:
+        raise TorchInterfaceError(
+            "torch._functorch.aot_autograd.aot_module_simplified", tested=_TESTED
+        ) from None
+    traced: Callable[..., Any] = aot_module_simplified(
+        graph,
+        inputs,
+        fw_compiler=make_forward,
+        bw_compiler=make_backward,
+        inference_compiler=make_inference,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return traced
+
+
+def default_partition(*args: Any, **kwargs: Any) -> Any:
+    """PyTorch's own: forward keeps everything that backward reads."""
+    try:
+        from torch._functorch.partitioners import default_partition as split
+    except ImportError:
+        raise TorchInterfaceError(
+            "torch._functorch.partitioners.default_partition", tested=_TESTED
+        ) from None
+    return split(*args, **kwargs)
+
+
+def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:
+    """Mark a function as taking its arguments in a list that it empties, so that they can die."""
+
+    def run(args: list[Any]) -> list[Any]:
+        outputs = function(args)
+        args.clear()
+        return outputs
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def set_call(module: nn.Module, function: Callable[..., Any] | None) -> None:
+    """Let calls of the module go through `function`; None: as it was made."""
+    if not hasattr(module, "_compiled_call_impl"):
+        raise TorchInterfaceError("nn.Module._compiled_call_impl", tested=_TESTED)
+    if function is None:
+        vars(module).pop("_compiled_call_impl", None)
+    else:
+        vars(module)["_compiled_call_impl"] = function
+
+
+def own_call(module: nn.Module) -> Callable[..., Any]:
+    """What calling the module does without `set_call`; of a compiled model, what it was."""
+    target: Any = dict(module.named_children()).get("_orig_mod", module)
+    call: Callable[..., Any] = target._call_impl
+    return call
+
+
+def with_detached_outputs(graph: fx.GraphModule, places: frozenset[int]) -> fx.GraphModule:
+    """The graph with these of its outputs detached: nobody takes gradients of them."""
+    if not places:
+        return graph
+    copied = fx.Graph()
+    returned: Any = copied.graph_copy(graph.graph, {})
+    detached = [
+        copied.call_method("detach", (node,)) if place in places else node
+        for place, node in enumerate(returned)
+    ]
+    copied.output(tuple(detached))
+    return fx.GraphModule(graph, copied)
+
+
+def source_key(graph: fx.GraphModule, inputs: tuple[Any, ...] | list[Any]) -> str:
+    """What tells one of TorchDynamo's graphs from another: operations and shapes."""
+    nodes = [f"{node.op} {node.target} {node.name} {node.args}" for node in graph.graph.nodes]
+    shapes = [
+        f"{tuple(value.shape)} {value.dtype} {value.requires_grad}"
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+        for value in inputs
+    ]
+    return hashlib.sha256("\n".join((*nodes, *shapes)).encode()).hexdigest()[:16]

@@ -1,0 +1,368 @@
+"""`legroom.fit`: a model, or a function that returns the loss, within a budget from here on.
+
+In goes the target; out comes a handle. Calls of the target with gradients go through a plan that
+is made at the first one; everything else runs as before. See Note [Fitted calls].
+"""
+
+# Note [Fitted calls]
+# 1. A module is changed in place, in what PyTorch itself keeps for compiled modules: parameters,
+#    buffers, hooks and `state_dict()` stay as they are, and copies and pickles of it are plain.
+# 2. Each kind of call (see `CallKey`) has its own plan. Up to a few kinds are captured and planned;
+#    further ones that are in no dimension larger than a planned one take its decisions over.
+# 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
+#    or somebody else's compilation run as they are, and are listed.
+# 4. The first steps are measured. Above the budget: the excess is set aside and the step planned
+#    anew; the second time it is an error.
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import statistics
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from legroom.capture import FunctionShell, own_call, saving_is_hooked, scan_heap, set_call
+from legroom.engine._call_key import CallKey, call_key
+from legroom.engine._run_report import RunReport
+from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
+from legroom.engine._watch import StepWatch
+from legroom.engine.graph import Executor, PlannedCall, choose_executor
+from legroom.errors import BudgetExceededError, UsageError
+from legroom.meter import PeakReading
+from legroom.plan import OnProgress, PlanOptions, choose_ways
+from legroom.units import format_bytes
+
+_log = logging.getLogger("legroom")
+_MOST_PLANNED = 4
+_MOST_REPLANS = 2
+
+
+def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
+    target: nn.Module | Callable[..., Any],
+    *,
+    budget: str | int | None = None,
+    activations: str | None = None,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    exactness: str = "bitwise",
+    executor: str = "eager",
+    ways: Iterable[str] = (),
+    without: Iterable[str] = (),
+    time_limit_s: float = 30.0,
+    on_progress: OnProgress | None = None,
+) -> Fitted:
+    """Train within a budget: `target` is planned at its first call with gradients.
+
+    Args:
+        target: A model, which is changed in place; or a function that returns the loss: call the
+            handle instead of it, and the loss is inside the plan.
+        budget: Upper bound on the peak of a step: `"4GiB"`, `"50%"` of the plain step, or bytes.
+        activations: The same as state plus a share of the rest: `"50%"`.
+        optimizer: What updates the parameters; found by itself if it exists at the first step.
+        exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
+        executor: `"eager"`, the same kernels as plain PyTorch, or `"inductor"`, compiled.
+        ways: If any, use nothing but these ways and variants (and `hold`).
+        without: Do not use these.
+        time_limit_s: Longest time to solve.
+        on_progress: Called with a stage, how much of it is done, and how much there is.
+
+    Raises:
+        UsageError: An argument is wrong. What can only be seen when planning is raised by the
+            first call: `InfeasibleBudgetError`, `NothingCapturedError`.
+    """
+    if not callable(target):
+        raise UsageError(f"fit a module or a function, not {type(target).__name__}")
+    if budget is None and activations is None:
+        raise UsageError(
+            'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"'
+        )
+    options = PlanOptions(
+        budget=budget,
+        activations=activations,
+        ways=choose_ways(only=ways, without=without, exactness=exactness),
+        exactness=exactness,
+        time_limit_s=time_limit_s,
+        num_points=0,
+    )
+    options.check()
+    runner = choose_executor(executor, exactness)
+    optimizers = _as_tuple(optimizer)
+    fitted = Fitted(target, options, runner, optimizers=optimizers, on_progress=on_progress)
+    fitted.install()
+    return fitted
+
+
+def _as_tuple(optimizer: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:
+    if optimizer is None:
+        return ()
+    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    for each in found:
+        if not isinstance(each, Optimizer):
+            raise UsageError(
+                f"optimizer must be a torch.optim.Optimizer, not {type(each).__name__}"
+            )
+    return found
+
+
+@final
+class Fitted:
+    """A target whose calls are planned; see Note [Fitted calls].
+
+    Attributes:
+        plan: The plan that the latest call was made under; None before the first.
+    """
+
+    def __init__(
+        self,
+        target: nn.Module | Callable[..., Any],
+        options: PlanOptions,
+        executor: Executor,
+        *,
+        optimizers: tuple[Optimizer, ...] = (),
+        watch: StepWatch | None = None,
+        on_progress: OnProgress | None = None,
+        on_event: Callable[[str], None] | None = None,
+    ) -> None:
+        is_module = isinstance(target, nn.Module)
+        self._module = target if isinstance(target, nn.Module) else FunctionShell(target)
+        self._is_module = is_module
+        self._plain = own_call(self._module)
+        self._options = options
+        self._executor = executor
+        self._optimizers = optimizers
+        self._watch = watch
+        self._finds_steps = watch is None
+        self._on_progress = on_progress
+        self._on_event = on_event or _log.warning
+        self._plans: dict[CallKey, _PlannedKind] = {}
+        self._latest: _PlannedKind | None = None
+        self._is_busy = False
+        self._left_plain: Counter[str] = Counter()
+        self._hooks = contextlib.ExitStack()
+        self._is_installed = False
+        functools.update_wrapper(self, target, updated=())
+
+    # What the user sees --------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Any:
+        """The plan that the latest call was made under; None before the first."""
+        return None if self._latest is None else self._latest.step_plan.plan
+
+    def report(self) -> RunReport:
+        """What was planned and what was measured so far.
+
+        Raises:
+            UsageError: There was no call with gradients yet, so nothing is planned.
+        """
+        if self._latest is None:
+            raise UsageError("nothing is planned before the first call with gradients")
+        return self._latest.report(self)
+
+    def undo(self) -> None:
+        """Leave the target as it was. Safe to call twice."""
+        if self._is_installed and self._is_module:
+            set_call(self._module, None)
+        self._is_installed = False
+        self._hooks.close()
+        if self._watch is not None and self._finds_steps:
+            self._watch.close()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the target."""
+        return self._module(*args, **kwargs)
+
+    def install(self) -> None:
+        """Let calls of the target go through its plans."""
+        set_call(self._module, self._call)
+        self._is_installed = True
+
+    # Calls ---------------------------------------------------------------------------------------
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        why_plain = self._why_plain()
+        if why_plain is not None:
+            if why_plain:
+                self._left_plain[why_plain] += 1
+            return self._plain(*args, **kwargs)
+        key = call_key(args, kwargs, is_training=self._module.training)
+        kind = self._plans.get(key)
+        if kind is None:
+            kind = self._plans[key] = self._plan_kind(key, args, kwargs)
+        self._latest = kind
+        watch = self._step_watch()
+        watch.call_begins(id(kind), kind.on_reading)
+        self._is_busy = True
+        try:
+            return kind.call(*args, **kwargs)
+        finally:
+            self._is_busy = False
+
+    def _why_plain(self) -> str | None:
+        """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
+        if self._is_busy or not torch.is_grad_enabled():
+            return ""
+        if torch.compiler.is_compiling():
+            return "calls inside somebody else's compilation"
+        if torch._C._current_graph_task_id() != -1:
+            return "calls during a backward pass, as by reentrant checkpointing"
+        if saving_is_hooked():
+            return "calls under saved-tensor hooks, as by torch.utils.checkpoint"
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return "calls inside function transforms (torch.func)"
+        return None
+
+    def _plan_kind(
+        self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _PlannedKind:
+        own = [kind for kind in self._plans.values() if kind.key is not None]
+        if len(own) >= _MOST_PLANNED:
+            larger = [kind for kind in own if kind.key is not None and key.is_within(kind.key)]
+            if larger:
+                return _PlannedKind(self, larger[0].step_plan, None)
+        optimizers = self._find_optimizers()
+        self._is_busy = True
+        try:
+            step_plan = plan_call(
+                made_up_step(self._module, args, kwargs, optimizers),
+                self._options,
+                models=[self._module],
+                forgets=not self._plans,
+                on_progress=self._on_progress,
+            )
+        finally:
+            self._is_busy = False
+        return _PlannedKind(self, step_plan, key)
+
+    def _find_optimizers(self) -> tuple[Optimizer, ...]:
+        if self._optimizers:
+            return self._optimizers
+        mine = {id(param) for param in self._parameters()}
+        return tuple(
+            optimizer
+            for optimizer in scan_heap().optimizers
+            if any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+        )
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        if self._is_module:
+            yield from self._module.parameters()
+        else:
+            yield from (
+                tensor for tensor in scan_heap().tensors if isinstance(tensor, nn.Parameter)
+            )
+
+    def _step_watch(self) -> StepWatch:
+        if self._watch is None:
+            devices = [param.device for param in self._parameters()]
+            self._watch = StepWatch(devices[0] if devices else torch.device("cpu"))
+            myself = weakref.ref(self)
+
+            def step_ends(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+                fitted = myself()
+                if fitted is not None and fitted._watch is not None:
+                    fitted._watch.step_ends()
+
+            for optimizer in self._find_optimizers()[-1:]:
+                self._hooks.callback(optimizer.register_step_post_hook(step_ends).remove)
+        return self._watch
+
+    # For the plans -------------------------------------------------------------------------------
+
+    def compile(self, step_plan: StepPlan) -> Callable[..., Any]:
+        """What to call under a plan."""
+        if not step_plan.programs:
+            return self._plain
+        return PlannedCall(
+            self._plain,
+            step_plan.capture.sources,
+            step_plan.programs,
+            executor=self._executor,
+            exactness=self._options.exactness,
+        )
+
+    def say(self, text: str) -> None:
+        """Tell the user that something has changed."""
+        self._on_event(text)
+
+    @property
+    def left_plain(self) -> tuple[tuple[str, str], ...]:
+        """What was not planned, and how often."""
+        return tuple(
+            (f"{count} {'call' if count == 1 else 'calls'}", why)
+            for why, count in self._left_plain.items()
+        )
+
+    @property
+    def step_ms(self) -> float | None:
+        """What a step takes, once some were not measured."""
+        times = self._watch.step_ms if self._watch is not None else []
+        return round(statistics.median(times), 4) if times else None
+
+
+@final
+class _PlannedKind:
+    """One kind of call, its plan, and what was measured under it.
+
+    Attributes:
+        key: What calls it was planned for; None where the plan is that of a larger kind.
+    """
+
+    def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
+        self.step_plan = step_plan
+        self.key = key
+        self._owner = weakref.proxy(owner)
+        self.call = owner.compile(step_plan)
+        self.measured_peak_bytes: int | None = None
+        self.resident_peak_bytes: int | None = None
+
+    def on_reading(self, reading: PeakReading) -> None:
+        """Compare a measured step with its prediction; see Note [Fitted calls], rule 4."""
+        plan = self.step_plan
+        self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
+        if reading.resident_bytes is not None:
+            self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
+        if reading.peak_bytes <= plan.budget_bytes:
+            return
+        predicted = plan.plan.predicted_peak_bytes
+        if plan.replans >= _MOST_REPLANS:
+            raise BudgetExceededError(
+                budget_bytes=plan.budget_bytes,
+                measured_bytes=reading.peak_bytes,
+                predicted_bytes=predicted,
+            )
+        self._owner.say(
+            f"measured peak {format_bytes(reading.peak_bytes)} is above the budget of "
+            f"{format_bytes(plan.budget_bytes)} (predicted {format_bytes(predicted)}): planning "
+            "again with the difference set aside"
+        )
+        plan.tighten(reading.peak_bytes - predicted)
+        self.call = self._owner.compile(plan)
+        self.measured_peak_bytes = None
+
+    def report(self, owner: Fitted) -> RunReport:
+        """What was planned and measured."""
+        step_plan, call = self.step_plan, self.call
+        unplanned = call.unplanned if isinstance(call, PlannedCall) else []
+        return RunReport.of(
+            step_plan.plan,
+            budget_bytes=step_plan.budget_bytes,
+            plain_peak_bytes=step_plan.planner.plain.peak_bytes,
+            measured_peak_bytes=self.measured_peak_bytes,
+            resident_peak_bytes=self.resident_peak_bytes,
+            step_ms=owner.step_ms,
+            planning_s=step_plan.planning_s,
+            replans=step_plan.replans,
+            not_planned=(
+                *step_plan.not_planned,
+                *(("a graph", why) for why in unplanned),
+                *owner.left_plain,
+            ),
+        )

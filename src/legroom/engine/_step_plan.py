@@ -1,0 +1,175 @@
+"""From a call to its plan: one training step around it on tensors without memory, then planned.
+
+In go the call with its arguments and the optimizers; out comes a `StepPlan`. The step is made up:
+forward, a gradient for what it returns, backward, update. See Note [Made-up step].
+"""
+
+# Note [Made-up step]
+# 1. What a training loop does around the call is not known when it is first called. If the call
+#    returns a loss, backward starts there; otherwise every output that can be differentiated gets
+#    a gradient of its size. A loss in the loop is therefore not in the plan: it is measured.
+# 2. Gradients are let go after the update, as `zero_grad()` does.
+# 3. Arguments with a graph behind them are cut off from it, or the made-up backward would use up
+#    the graph of the real one.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from legroom import variants, ways
+from legroom.capture import Capture, capture_step
+from legroom.meter import OperationTimes
+from legroom.plan import OnProgress, PieceProgram, Plan, Planner, PlanOptions, stage_of, with_times
+from legroom.ways import Exactness
+
+
+@final
+@dataclass
+class StepPlan:
+    """A captured step with its planner, and the plan that is carried out now.
+
+    Attributes:
+        reserved_bytes: What was measured beyond the prediction, and is kept free since.
+    """
+
+    capture: Capture
+    planner: Planner
+    budget_bytes: int
+    plan: Plan
+    programs: dict[int, PieceProgram]
+    notes: list[str]
+    planning_s: float
+    reserved_bytes: int = 0
+    replans: int = 0
+    not_planned: list[tuple[str, str]] = field(default_factory=list)
+
+    def tighten(self, excess_bytes: int) -> None:
+        """Plan again with so much less.
+
+        Raises:
+            InfeasibleBudgetError: No plan fits what is left.
+        """
+        started = time.perf_counter()
+        self.reserved_bytes += excess_bytes
+        self.replans += 1
+        aim = self.budget_bytes - self.reserved_bytes
+        self.plan = self.planner.plan(aim)
+        self.programs = self.planner.programs(aim)
+        self.planning_s += time.perf_counter() - started
+
+
+def plan_call(
+    step: Callable[[], object],
+    options: PlanOptions,
+    *,
+    models: Iterable[nn.Module],
+    forgets: bool,
+    on_progress: OnProgress | None = None,
+) -> StepPlan:
+    """Capture a step, time its operations and plan it.
+
+    Raises:
+        NothingCapturedError: No part of the call could be captured.
+        InfeasibleBudgetError: No plan fits; names the lowest budget that one does.
+    """
+    started = time.perf_counter()
+    capture = capture_step(
+        step,
+        models=models,
+        exactness=options.exactness,
+        forgets=forgets,
+        on_progress=stage_of(on_progress),
+    )
+    stopwatch = OperationTimes(capture.planned.device)
+    plain, planned, notes = with_times(capture, stopwatch, on_progress=on_progress)
+    exactness = Exactness(options.exactness)
+    planner = Planner(
+        plain,
+        planned,
+        ways=ways.select(options.way_names, exactness=exactness),
+        variants=variants.select(options.variant_names, exactness=exactness),
+        exactness=options.exactness,
+        time_limit_s=options.time_limit_s,
+        on_progress=on_progress,
+    )
+    budget = options.chosen_budget
+    assert budget is not None, "bug in legroom: fitting without a budget"
+    budget_bytes = budget.resolve(planner.plain.peak_bytes, planner.plain.state_bytes)
+    plan = planner.plan(budget_bytes)
+    return StepPlan(
+        capture=capture,
+        planner=planner,
+        budget_bytes=budget_bytes,
+        plan=plan,
+        programs=planner.programs(budget_bytes),
+        notes=notes,
+        planning_s=time.perf_counter() - started,
+        not_planned=[(each.what, each.why) for each in planned.not_captured],
+    )
+
+
+def made_up_step(
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    optimizers: Iterable[Optimizer],
+) -> Callable[[], None]:
+    """A training step around a call; see Note [Made-up step]."""
+    args, kwargs = pytree.tree_map(_cut_off, (args, kwargs))
+    optimizers = tuple(optimizers)
+
+    def step() -> None:
+        roots = list(differentiated_outputs(call(*args, **kwargs)))
+        gradients = [None if root.numel() == 1 else torch.empty_like(root) for root in roots]
+        torch.autograd.backward(roots, gradients)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _cut_off(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        return value.detach().requires_grad_()
+    return value
+
+
+def differentiated_outputs(output: Any) -> Iterator[torch.Tensor]:
+    """What a training loop presumably takes gradients of; see Note [Made-up step], rule 1."""
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, dict):
+        loss = output.get("loss")
+    if _is_loss(loss):
+        yield loss
+        return
+    tensors = [
+        leaf
+        for leaf in pytree.tree_leaves(_plain_containers(output))
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    losses = [tensor for tensor in tensors if _is_loss(tensor)]
+    yield from losses[:1] or tensors
+
+
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
+
+
+def _plain_containers(output: Any) -> Any:
+    """Dataclasses and mappings of other libraries, as what pytree knows."""
+    if isinstance(output, dict):
+        return {key: _plain_containers(value) for key, value in output.items()}
+    if isinstance(output, list | tuple):
+        return [_plain_containers(value) for value in output]
+    if hasattr(output, "__dataclass_fields__"):
+        return [_plain_containers(getattr(output, name)) for name in output.__dataclass_fields__]
+    return output

@@ -1,0 +1,95 @@
+"""What runs a planned graph: eager kernels, or what Inductor compiles."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar, final
+
+from torch import fx
+
+from legroom.errors import TorchInterfaceError, UsageError
+from legroom.registry import unknown_name
+from legroom.ways import Exactness
+
+_TESTED = "2.13.0"
+
+
+class Executor(abc.ABC):
+    """Turns a graph into something that can be called with a list of arguments."""
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness]
+
+    @abc.abstractmethod
+    def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """A callable that takes its arguments in a list and empties it."""
+
+
+@final
+class Eager(Executor):
+    """The same kernels as plain PyTorch, one after the other."""
+
+    name = "eager"
+    exactness = Exactness.BITWISE
+
+    def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """Python code that releases every value after its last use."""
+        try:
+            from torch.fx.graph import _BoxedCodeGen
+        except ImportError:
+            raise TorchInterfaceError("torch.fx.graph._BoxedCodeGen", tested=_TESTED) from None
+        graph.graph.set_codegen(_BoxedCodeGen())
+        graph.recompile()
+        forward = graph.forward
+
+        def run(args: list[Any]) -> Any:
+            return forward(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+@final
+class Inductor(Executor):
+    """Kernels that Inductor fuses and compiles: other rounding than plain PyTorch."""
+
+    name = "inductor"
+    exactness = Exactness.ROUNDING
+
+    def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """What Inductor makes of the graph."""
+        try:
+            from torch._inductor.compile_fx import compile_fx_inner
+        except ImportError:
+            raise TorchInterfaceError(
+                "torch._inductor.compile_fx.compile_fx_inner", tested=_TESTED
+            ) from None
+        compiled: Any = compile_fx_inner(graph, inputs)
+        return compiled  # type: ignore[no-any-return]
+
+
+_EXECUTORS = {each.name: each for each in (Eager, Inductor)}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the executors."""
+    return tuple(_EXECUTORS)
+
+
+def choose_executor(name: str, exactness: str) -> Executor:
+    """The executor of that name.
+
+    Raises:
+        UnknownNameError: There is none.
+        UsageError: Its results are not as exact as was asked for.
+    """
+    if name not in _EXECUTORS:
+        raise unknown_name("executor", name, names())
+    executor = _EXECUTORS[name]
+    if not Exactness(exactness).allows(executor.exactness):
+        raise UsageError(
+            f"executor {name!r} changes rounding, but exactness is {exactness!r}; "
+            f"ask for exactness {executor.exactness.value!r}, or for executor 'eager'"
+        )
+    return executor()

@@ -1,0 +1,94 @@
+"""A call under one plan: TorchDynamo's graphs, split as the plan says, in place of the call.
+
+In go a callable, the sources that capture saw and the programs of their pieces; out comes the
+callable that runs the programs. The executor decides what runs each half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from legroom.capture import (
+    SourceInfo,
+    captured,
+    default_partition,
+    dynamo_settings,
+    read_joint_graph,
+    rnn_operations,
+    source_key,
+    trace_joint,
+    with_detached_outputs,
+)
+from legroom.engine.graph._executors import Executor
+from legroom.engine.graph._split import MismatchError, split
+from legroom.plan import PieceProgram
+
+
+class PlannedCall:
+    """Calls a function with its pieces carried out as planned.
+
+    Attributes:
+        unplanned: Graphs that the plan did not know, and why: they keep everything.
+        num_pieces: Pieces that run as planned.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        sources: tuple[SourceInfo, ...],
+        programs: Mapping[int, PieceProgram],
+        *,
+        executor: Executor,
+        exactness: str,
+    ) -> None:
+        self.unplanned: list[str] = []
+        self.num_pieces = 0
+        self._sources = {source.key: source for source in sources}
+        self._by_outline = {source.outline: source for source in sources if source.piece >= 0}
+        self._programs = dict(programs)
+        self._executor = executor
+        self._exactness = exactness
+        self._compiled = captured(function, self._backend)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the call."""
+        with dynamo_settings(), rnn_operations(self._exactness):
+            return self._compiled(*args, **kwargs)
+
+    def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        source = self._sources.get(source_key(graph, inputs))
+        if source is not None and source.piece < 0:
+            return graph
+        unused = source.unused_outputs if source is not None else frozenset()
+        return trace_joint(
+            with_detached_outputs(graph, unused),
+            tuple(inputs),
+            partition=self._partition,
+            make_forward=self._executor.compile,
+            make_backward=self._executor.compile,
+            make_inference=self._executor.compile,
+        )
+
+    def _partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        code = read_joint_graph(joint, num_fwd_outputs, module_path=lambda key: None, root="")
+        source = self._by_outline.get(code.outline)
+        program = self._programs.get(source.piece) if source is not None else None
+        if program is not None:
+            try:
+                halves = split(joint, code, program, num_forward_outputs=num_fwd_outputs)
+            except MismatchError as error:
+                self.unplanned.append(str(error))
+            else:
+                self.num_pieces += 1
+                return halves
+        else:
+            self.unplanned.append(f"a graph of {len(code.forward)} operations that was not planned")
+        kept: tuple[fx.GraphModule, fx.GraphModule] = default_partition(
+            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
+        )
+        return kept

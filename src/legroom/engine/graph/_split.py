@@ -1,0 +1,311 @@
+"""Splits a joint graph in two by a program: a forward that keeps, a backward that gives back.
+
+In go the joint graph of a piece and its `PieceProgram`; out come two graph modules as AOTAutograd
+wants them from a partitioner. See Note [Split].
+"""
+
+# Note [Split]
+# 1. Backward is written down in the program's order. A value is looked for when something reads
+#    it: what forward keeps becomes an input, what the program reran is there, and views are made
+#    anew from what they look at, since they cost nothing.
+# 2. fx releases every value after its last use. So a rerun right before its first reader, and an
+#    input that is read once, live exactly as long as the simulator says.
+# 3. An operation with several outputs has them taken apart at once: its tuple would keep them all.
+# 4. A random operation that is rerun draws the same numbers: forward keeps the generator's state
+#    from before it. A batch norm is rerun without its running statistics.
+# 5. What forward writes into at its end and backward wants to read as it was before is copied
+#    first.
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from legroom import variants
+from legroom.capture import PieceCode
+from legroom.engine.graph._random import random_state, run_with_state
+from legroom.errors import LegroomError
+from legroom.plan import PieceProgram
+
+_WITHOUT_STATISTICS = torch.ops.aten._native_batch_norm_legit.no_stats
+_BATCH_NORMS = (
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten.native_batch_norm.default,
+)
+
+
+class MismatchError(LegroomError):
+    """A program does not belong to the graph: it names what is not there."""
+
+
+def split(
+    joint: fx.GraphModule, code: PieceCode, program: PieceProgram, *, num_forward_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a piece; see Note [Split].
+
+    Raises:
+        MismatchError: The program was made for another graph.
+    """
+    return _Splitter(joint, code, program, num_forward_outputs).split()
+
+
+class _Splitter:
+    def __init__(
+        self,
+        joint: fx.GraphModule,
+        code: PieceCode,
+        program: PieceProgram,
+        num_forward_outputs: int,
+    ) -> None:
+        self._joint = joint
+        self._code = code
+        self._program = program
+        self._nodes = {node.name: node for node in joint.graph.nodes}
+        outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._forward_outputs = outputs[:num_forward_outputs]
+        self._backward_outputs = outputs[num_forward_outputs:]
+        self._made_in_forward = {op.node for op in code.forward}
+        self._makers = {op.node for op in (*code.forward, *code.backward)}
+        self._dropped = self._dropped_storages()
+        self._is_mutated = {storage for op in code.forward for storage in op.updates}
+        self._saved: list[fx.Node] = []
+        self._states: dict[fx.Node, fx.Node] = {}  # random operation: its state in backward
+        self._backward = fx.Graph()
+        self._env: dict[fx.Node, fx.Node] = {}
+        self._first_body: fx.Node | None = None
+
+    def _dropped_storages(self) -> set[int]:
+        writes = {op.node: op.writes for op in self._code.forward}
+        try:
+            return {writes[node][place] for node, place in self._program.dropped}
+        except (KeyError, IndexError):
+            raise MismatchError("a program drops what its graph does not make") from None
+
+    def split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        for instruction in self._program.backward:
+            node = self._nodes.get(instruction.node)
+            if node is None:
+                raise MismatchError(f"a program runs {instruction.node}, which its graph lacks")
+            if instruction.is_rerun:
+                self._rerun(node)
+            else:
+                self._emit(node, instruction.variant)
+        results = [
+            self._value(node) if isinstance(node, fx.Node) else node
+            for node in self._backward_outputs
+        ]
+        self._add_inputs()
+        self._backward.output(results)
+        _copy_output_meta(self._joint.graph, self._backward, self._backward_outputs)
+        _drop_unread(self._backward)
+        return self._forward_module(), _module(self._joint, self._backward, "legroom_backward")
+
+    # Backward ------------------------------------------------------------------------------------
+
+    def _emit(self, node: fx.Node, variant: str) -> None:
+        if variant:
+            made = variants.get(variant).emit(self._backward, node, self._value)
+            made.meta.update(node.meta)
+            self._env[node] = made
+        else:
+            self._copy(node)
+        self._take_apart(node)
+
+    def _rerun(self, node: fx.Node) -> None:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            args = fx.node.map_arg(node.args, self._value)
+            kwargs = fx.node.map_arg(node.kwargs, self._value)
+            state = self._state_before(node)
+            made = self._backward.call_function(
+                run_with_state,
+                (state, node.target, *args),
+                dict(kwargs),  # type: ignore[arg-type]
+            )
+        elif node.target in _BATCH_NORMS:
+            made = self._batch_norm_again(node)
+        else:
+            self._copy(node)
+            made = self._env[node]
+        made.meta = dict(node.meta)
+        self._env[node] = made
+        self._take_apart(node, only_dropped=True)
+
+    def _batch_norm_again(self, node: fx.Node) -> fx.Node:
+        """See Note [Split], rule 4."""
+        source, weight, bias, _, _, is_training, momentum, eps = node.args
+        if not is_training:
+            self._copy(node)
+            return self._env[node]
+        args = fx.node.map_arg((source, weight, bias), self._value)
+        return self._backward.call_function(
+            _WITHOUT_STATISTICS,
+            (*args, is_training, momentum, eps),  # type: ignore[misc]
+        )
+
+    def _state_before(self, node: fx.Node) -> fx.Node:
+        state = self._backward.placeholder(f"{node.name}_state")
+        state.meta["val"] = random_state_like(node)
+        self._states[node] = state
+        return state
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        for source in node.all_input_nodes:
+            self._value(source)
+        made = self._backward.node_copy(node, self._env.__getitem__)
+        self._env[node] = made
+        return made
+
+    def _take_apart(self, node: fx.Node, *, only_dropped: bool = False) -> None:
+        """See Note [Split], rule 3."""
+        for part in _parts(node):
+            storage = self._code.storage_of.get(part.name)
+            if not only_dropped or storage in self._dropped:
+                self._copy(part)
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """What stands for a node of the joint graph in backward; see Note [Split], rule 1."""
+        found = self._env.get(node)
+        if found is not None:
+            return found
+        if node.op == "placeholder" and _is_tangent(node):
+            return self._input(node)
+        if node.op == "placeholder" or self._is_kept(node):
+            self._saved.append(node)
+            return self._input(node)
+        if node.name in self._makers or _is_part(node):
+            raise MismatchError(f"a program reads {node.name} before it was given back")
+        return self._copy(node)
+
+    def _is_kept(self, node: fx.Node) -> bool:
+        """Whether forward makes it, as a tensor of its own, and keeps it."""
+        maker = node.args[0] if _is_part(node) else node
+        return (
+            isinstance(maker, fx.Node)
+            and maker.name in self._made_in_forward
+            and self._code.storage_of.get(node.name) not in self._dropped
+            and isinstance(node.meta.get("val"), torch.Tensor)
+        )
+
+    def _input(self, node: fx.Node) -> fx.Node:
+        made = self._backward.placeholder(node.name)
+        made.meta = dict(node.meta)
+        self._env[node] = made
+        return made
+
+    def _add_inputs(self) -> None:
+        """All inputs at the front, in AOTAutograd's order: what was saved, then the tangents."""
+        tangents = [node for node in self._joint.graph.nodes if _is_tangent(node)]
+        for node in tangents:
+            self._value(node)
+        # AOTAutograd wants what custom functions put on their context at the end.
+        self._saved.sort(key=lambda node: bool(node.meta.get("saved_tensor_with_no_vc_check")))
+        checked = [node for node in self._saved if not _is_unchecked(node)]
+        unchecked = [node for node in self._saved if _is_unchecked(node)]
+        wanted = [self._env[node] for node in checked]
+        wanted += list(self._states.values())
+        wanted += [self._env[node] for node in unchecked]
+        wanted += [self._env[node] for node in tangents]
+        self._order = checked, unchecked
+        for node in reversed(wanted):
+            self._backward._root.append(node)
+
+    # Forward -------------------------------------------------------------------------------------
+
+    def _forward_module(self) -> fx.GraphModule:
+        graph, env = fx.Graph(), {}
+        states: dict[fx.Node, fx.Node] = {}
+        kept_before: dict[fx.Node, fx.Node] = {}
+        checked, unchecked = self._order
+        needed = self._needed_in_forward([*checked, *unchecked])
+        for node in self._joint.graph.nodes:
+            if node.op == "placeholder" and not _is_tangent(node):
+                env[node] = graph.node_copy(node)
+        for node in checked:
+            if (
+                node.op == "placeholder"
+                and self._code.storage_of.get(node.name) in self._is_mutated
+            ):
+                kept_before[node] = graph.call_function(torch.ops.aten.clone.default, (env[node],))
+                kept_before[node].meta = dict(node.meta)
+        for node in self._joint.graph.nodes:
+            if node.op == "placeholder" or node not in needed:
+                continue
+            if node in self._states:
+                states[node] = graph.call_function(random_state, (str(_device_of(node)),))
+                states[node].meta["val"] = self._states[node].meta["val"]
+            env[node] = graph.node_copy(node, env.__getitem__)
+        returned = [
+            env[node] if isinstance(node, fx.Node) else node for node in self._forward_outputs
+        ]
+        returned += [kept_before.get(node, env[node]) for node in checked]
+        returned += [states[node] for node in self._states]
+        returned += [env[node] for node in unchecked]
+        graph.output(returned)
+        _copy_output_meta(self._joint.graph, graph, self._forward_outputs)
+        return _module(self._joint, graph, "legroom_forward")
+
+    def _needed_in_forward(self, saved: list[fx.Node]) -> set[fx.Node]:
+        writers = [self._nodes[op.node] for op in self._code.forward if op.updates]
+        pending = [node for node in self._forward_outputs if isinstance(node, fx.Node)]
+        pending += writers + saved
+        needed: set[fx.Node] = set()
+        while pending:
+            node = pending.pop()
+            if node not in needed:
+                needed.add(node)
+                pending.extend(node.all_input_nodes)
+        return needed
+
+
+def _parts(node: fx.Node) -> Iterator[fx.Node]:
+    return (user for user in list(node.users) if _is_part(user))
+
+
+def _is_part(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def _is_unchecked(node: fx.Node) -> bool:
+    return bool(node.meta.get("saved_tensor_with_no_vc_check"))
+
+
+def _device_of(node: fx.Node) -> torch.device:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, list | tuple) else value
+    return first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+
+
+def random_state_like(node: fx.Node) -> torch.Tensor:
+    """A stand-in for the generator's state, in the mode of the node's own stand-ins."""
+    value: Any = node.meta["val"]
+    first = value[0] if isinstance(value, list | tuple) else value
+    state = random_state(str(first.device))
+    mode = getattr(first, "fake_mode", None)
+    return state if mode is None else mode.from_tensor(state)  # type: ignore[no-any-return]
+
+
+def _copy_output_meta(joint: fx.Graph, graph: fx.Graph, wanted: list[Any]) -> None:
+    meta = dict(joint.output_node().meta)
+    meta.pop("desc", None)
+    graph.output_node().meta.update(meta)
+
+
+def _drop_unread(graph: fx.Graph) -> None:
+    """Parts that nobody wants, and views that were made for nothing."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and _is_part(node):
+            graph.erase_node(node)
+
+
+def _module(joint: fx.GraphModule, graph: fx.Graph, name: str) -> fx.GraphModule:
+    graph.lint()
+    return fx.GraphModule(joint, graph, name)

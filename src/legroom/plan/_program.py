@@ -1,0 +1,91 @@
+"""A choice as a program: for each piece, what backward runs, in order, and what forward drops.
+
+In go a search and a choice; out comes what the engine carries out. It is read off the simulation
+itself, so that what runs is what was predicted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import final
+
+from legroom.plan._problem import Choice, Problem
+from legroom.plan._search import Search
+from legroom.plan._simulate import Trace
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operation that backward runs.
+
+    Attributes:
+        node: Its name in the piece's joint graph.
+        is_rerun: Whether it is an operation of forward, run again.
+        variant: Name of the formula to use instead of PyTorch's own; empty for that.
+    """
+
+    node: str
+    is_rerun: bool = False
+    variant: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PieceProgram:
+    """What one piece does; whatever is not dropped and is needed later is kept.
+
+    Attributes:
+        backward: In order.
+        dropped: What forward does not keep: the node that made it, and its place among what that
+            writes.
+    """
+
+    backward: tuple[Instruction, ...]
+    dropped: frozenset[tuple[str, int]]
+
+
+def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
+    """The program of each piece, by its number."""
+    trace = Trace()
+    search.simulator.run(choice, trace)
+    problem = search.problem
+    dropped = _dropped(problem, choice)
+    return {
+        piece: PieceProgram(backward, frozenset(dropped[piece]))
+        for piece, backward in _backwards(problem, choice, trace).items()
+    }
+
+
+def _dropped(problem: Problem, choice: Choice) -> dict[int, set[tuple[str, int]]]:
+    found: dict[int, set[tuple[str, int]]] = defaultdict(set)
+    for candidate, option in zip(problem.candidates, choice.options, strict=True):
+        op = problem.graph.operations[candidate.producer]
+        if candidate.options[option].saving.runs_producer and op.piece >= 0:
+            found[op.piece].add((op.node, op.writes.index(candidate.tensor)))
+    return found
+
+
+def _backwards(
+    problem: Problem, choice: Choice, trace: Trace
+) -> dict[int, tuple[Instruction, ...]]:
+    """Of a piece that is called several times, the longest: the others need some of it."""
+    reruns: dict[int, list[int]] = defaultdict(list)
+    for position, operation in trace.instructions:
+        reruns[position].append(operation)
+    picked = dict(choice.variants)
+    of_call: dict[tuple[int, int], list[Instruction]] = defaultdict(list)
+    for op in problem.graph.operations:
+        if op.piece < 0 or op.is_forward:
+            continue
+        program = of_call[op.piece, op.call]
+        for operation in reruns.get(op.index, ()):
+            program.append(Instruction(problem.graph.operations[operation].node, is_rerun=True))
+        names = problem.variant_names.get(op.index, ("",))
+        program.append(Instruction(op.node, variant=names[picked.get(op.index, 0)]))
+    longest: dict[int, tuple[Instruction, ...]] = {}
+    for (piece, _), program in of_call.items():
+        if len(program) > len(longest.get(piece, ())):
+            longest[piece] = tuple(program)
+    return longest
