@@ -1,21 +1,26 @@
 """legroom makes PyTorch training fit.
 
-It shows where a training step's memory and time go (`legroom.profile(step)`), and says before you
-train what would fit and what it would cost (`legroom.plan(step)`); `legroom profile train.py` and
-`legroom plan train.py` do the same from the command line.
+It shows where a training step's memory and time go (`legroom.profile(step)`), says before you train
+what would fit and what it would cost (`legroom.plan(step)`), and then trains within that budget
+(`legroom.fit(model, budget="6GiB")`). `legroom profile`, `legroom plan` and `legroom run` do the
+same for a script, from the command line.
 """
 
 from legroom._version import __version__
+from legroom.engine import Fitted, RunReport, fit
 from legroom.errors import LegroomError
 from legroom.meter import Profile, profile
 from legroom.plan import PlanReport, plan
 from legroom.report import show, write_html
 
 __all__ = [
+    "Fitted",
     "LegroomError",
     "PlanReport",
     "Profile",
+    "RunReport",
     "__version__",
+    "fit",
     "plan",
     "profile",
     "show",

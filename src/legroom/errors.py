@@ -12,6 +12,8 @@ LegroomError                    exit code 1: something failed
 ├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
+├── DoubleBackwardError         gradients of gradients through a planned call
+├── UnplannedGradientError      gradients of an output that was planned to receive none
 ├── NothingCapturedError        no module call of the step could be captured
 └── TorchInterfaceError         a private PyTorch interface that legroom relies on has gone
 """
@@ -119,8 +121,8 @@ class BudgetExceededError(LegroomError):
         super().__init__(
             f"a step peaks at {_in_mib(measured_bytes)}, above the budget of "
             f"{_in_mib(budget_bytes)}, with a plan that predicts {_in_mib(predicted_bytes)}.\n"
-            "  what lies outside the planned calls (a loss in the loop, code that was not captured) "
-            "takes the difference.\n"
+            "  what lies outside the planned calls (a loss in the loop, code that was not "
+            "captured) takes the difference.\n"
             "  try: legroom.fit on a function that returns the loss, a larger budget, or a smaller "
             "batch"
         )
@@ -128,6 +130,28 @@ class BudgetExceededError(LegroomError):
 
 class CaptureFailedError(LegroomError):
     """The step raised an exception, its cause, while it was captured on tensors without memory."""
+
+
+class DoubleBackwardError(LegroomError):
+    """Gradients of gradients are taken through a planned call."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "create_graph=True was asked of a backward pass through a fitted call, but what a plan "
+            "drops cannot be differentiated twice.\n"
+            "  try: leave that model as it is (legroom run --leave NAME), or fit the others only"
+        )
+
+
+class UnplannedGradientError(LegroomError):
+    """Gradients are taken of an output that was planned to receive none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "gradients are taken of an output of a fitted call besides its loss; the plan was made "
+            "for the loss alone.\n"
+            "  try: legroom.fit on a function that returns the whole loss, and call that instead"
+        )
 
 
 class NothingCapturedError(LegroomError):

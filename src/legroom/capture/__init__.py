@@ -4,7 +4,14 @@ In comes a path to a script or a running loop; out come the moments that matter 
 backward pass begins) and the source line and module that each operation belongs to.
 """
 
-from legroom.capture._autograd import SavedTensor, graph_of, observe_backward, saved_tensors
+from legroom.capture._autograd import (
+    BackwardCall,
+    SavedTensor,
+    graph_of,
+    nodes_behind,
+    observe_backward,
+    saved_tensors,
+)
 from legroom.capture._dynamo import (
     captured,
     default_partition,
@@ -18,7 +25,7 @@ from legroom.capture._dynamo import (
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
-from legroom.capture._joint import PieceCode, read_joint_graph
+from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
 from legroom.capture._pieces import SourceInfo
@@ -32,6 +39,7 @@ from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_ou
 __all__ = [
     "STATE",
     "AbstractTrainingObserver",
+    "BackwardCall",
     "Capture",
     "FunctionShell",
     "Graph",
@@ -64,6 +72,7 @@ __all__ = [
     "is_user_code",
     "kept_out_of_the_script",
     "nested_tensors",
+    "nodes_behind",
     "observe_backward",
     "own_call",
     "read_joint_graph",
@@ -78,5 +87,6 @@ __all__ = [
     "signature_of",
     "source_key",
     "trace_joint",
+    "unread_places",
     "with_detached_outputs",
 ]

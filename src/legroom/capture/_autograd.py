@@ -128,43 +128,69 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
-_running: list[bool] = []
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """One call into the autograd engine.
 
-
-def creates_graph() -> bool:
-    """Whether the observed call into the engine that is running was told `create_graph=True`.
-
-    Only inside the `around` of `observe_backward`.
+    Attributes:
+        roots: What gradients are taken of.
+        accumulates: True for `backward()`, false for `torch.autograd.grad()`.
+        creates_graph: Whether the gradients can be differentiated again.
+        is_restricted: Whether only some inputs get gradients (`inputs=`).
     """
-    return bool(_running) and _running[-1]
+
+    roots: tuple[torch.Tensor, ...]
+    accumulates: bool
+    creates_graph: bool
+    is_restricted: bool
+
+
+Around = Callable[[BackwardCall], contextlib.AbstractContextManager[object]]
+_observers: list[Around] = []
 
 
 @contextlib.contextmanager
-def observe_backward(
-    around: Callable[[tuple[torch.Tensor, ...], bool], contextlib.AbstractContextManager[object]],
-) -> Iterator[None]:
-    """Enter `around(roots, accumulates)` for every call into the autograd engine.
-
-    `accumulates` is true for `backward()`, false for `torch.autograd.grad()`.
-    """
+def observe_backward(around: Around) -> Iterator[None]:
+    """Enter `around(call)` for every call into the autograd engine; several may observe at once."""
     # See torch/autograd/graph.py: backward() and grad() both go through this one function, which
     # torch/autograd/__init__.py has imported by name.
     autograd: Any = torch.autograd
     original = getattr(autograd, "_engine_run_backward", None)
     if original is None:
         raise TorchInterfaceError("torch.autograd._engine_run_backward", tested=_TESTED)
-
-    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        roots = tuple(item for item in outputs if isinstance(item, torch.Tensor))
-        _running.append(bool(args[2]) if len(args) > 2 else False)
-        try:
-            with around(roots, bool(kwargs.get("accumulate_grad", False))):
-                return original(outputs, *args, **kwargs)
-        finally:
-            _running.pop()
-
-    autograd._engine_run_backward = run
+    if not hasattr(original, "legroom_original"):
+        autograd._engine_run_backward = _observed(original)
+    _observers.append(around)
     try:
         yield
     finally:
-        autograd._engine_run_backward = original
+        _observers.remove(around)
+        installed = autograd._engine_run_backward
+        if not _observers and hasattr(installed, "legroom_original"):
+            autograd._engine_run_backward = installed.legroom_original
+
+
+def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(
+        outputs: Any,
+        gradients: Any = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        inputs: Any = (),
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        accumulates = bool(kwargs.get("accumulate_grad", False))
+        call = BackwardCall(
+            roots=tuple(item for item in outputs if isinstance(item, torch.Tensor)),
+            accumulates=accumulates,
+            creates_graph=bool(create_graph),
+            is_restricted=accumulates and bool(inputs),
+        )
+        with contextlib.ExitStack() as stack:
+            for around in tuple(_observers):
+                stack.enter_context(around(call))
+            return original(outputs, gradients, retain_graph, create_graph, inputs, *args, **kwargs)
+
+    run.legroom_original = original  # type: ignore[attr-defined]
+    return run

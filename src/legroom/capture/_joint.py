@@ -25,8 +25,9 @@ _BATCH_NORM = (
     "_native_batch_norm_legit",
     "native_batch_norm",
 )
+_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 _RUNNING = (3, 4)
-"""Places of the running mean and variance among a batch norm's arguments."""
+"""Places of the running mean and variance among the arguments of a batch norm or its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,8 @@ class _Reader:
         updates = self._numbers_of(_written_nodes(node))
         if not new and not updates:
             return None
-        reads = self._numbers_of(node.all_input_nodes)
+        unread = {node.args[place] for place in unread_places(node)}
+        reads = self._numbers_of(each for each in node.all_input_nodes if each not in unread)
         writes = tuple(dict.fromkeys(self._storage(value, node) for value in new))
         line, module = self._place(node)
         return LocalOperation(
@@ -269,6 +271,16 @@ class _Reader:
             if path is not None:
                 return path
         return self._root
+
+
+def unread_places(node: fx.Node) -> tuple[int, ...]:
+    """Places of arguments that an operation is given and does not read: it may get None.
+
+    The gradient of a batch norm in training is handed the running statistics too.
+    """
+    if node.target is _BATCH_NORM_BACKWARD and node.args[7]:
+        return _RUNNING
+    return ()
 
 
 def _values(node: fx.Node) -> Iterator[Any]:

@@ -10,7 +10,9 @@ where the answer is not known. See Note [Known values].
 #    operations, it is computed while tracing, and the answer is a constant of the graph.
 # 2. An answer that depends on an input holds for other inputs only if they give the same one: a
 #    guard asks again at every call, as eager does, and another answer is another graph.
-# 3. Everything else is not known: tensors that are written to, random ones, those of a module,
+# 3. Sizes can depend on values too. `bincount` of what `topk` chose among n is n long if that is
+#    its `minlength`; then an operation of ours says so, and calls it.
+# 4. Everything else is not known: tensors that are written to, random ones, those of a module,
 #    inputs that are fake. The caller then does as eager does, and the graph ends.
 
 from __future__ import annotations
@@ -45,7 +47,13 @@ _FUNCTIONS = frozenset(
     }
 )
 _METHODS = frozenset(
-    "bool contiguous eq expand flatten int long ne reshape size to unsqueeze view".split()
+    "bool clone contiguous detach eq expand flatten int long ne reshape size to unsqueeze "
+    "view".split()
+)
+_RESHAPES = frozenset("contiguous flatten int long ravel reshape to view".split())
+_VIEWS = _RESHAPES | frozenset(
+    "bool chunk detach diagonal expand expand_as getitem movedim narrow permute select split "
+    "squeeze swapaxes swapdims t transpose unbind unflatten unfold unsqueeze view_as".split()
 )
 _WRITERS = frozenset("iadd iand ifloordiv imul ior isub itruediv ixor setitem".split())
 _MOST_NODES = 64
@@ -71,12 +79,52 @@ def is_known_as_one_sequence(positions: torch.Tensor) -> bool | None:
     return answer
 
 
+def is_known_below(values: torch.Tensor, limit: int) -> bool | None:
+    """Whether all values are places that `topk` chose among at most `limit`; None if unknown."""
+    answer = None
+    comptime(_answer_below)
+    return answer
+
+
+@torch.library.custom_op("legroom::count_below", mutates_args=())
+def count_below(values: torch.Tensor, limit: int) -> torch.Tensor:
+    """How often each number below the limit occurs among values that are all below it."""
+    return torch.bincount(values, minlength=limit)
+
+
+@count_below.register_fake
+def _count_below_fake(values: torch.Tensor, limit: int) -> torch.Tensor:
+    return values.new_empty(limit, dtype=torch.int64)
+
+
 def _answer_full(context: Any) -> None:
     _answer(context, "mask", _is_full)
 
 
 def _answer_one_sequence(context: Any) -> None:
     _answer(context, "positions", _is_one_sequence)
+
+
+def _answer_below(context: Any) -> None:
+    values, limit = context.get_local("values"), context.get_local("limit")
+    if values.is_proxy() and limit.is_python_constant():
+        num_choices = _num_choices(values.as_proxy().node)
+        if num_choices is not None and num_choices <= limit.as_python_constant():
+            _set_answer(context, True)
+
+
+def _num_choices(node: fx.Node) -> int | None:
+    """Among how many `topk` chose, if the node holds its choices."""
+    while node.op == "call_method" and node.target in _RESHAPES and not _is_written(node):
+        node = node.all_input_nodes[0]
+    if node.target is not operator.getitem or node.args[1] != 1 or _is_written(node):
+        return None
+    chosen = node.all_input_nodes[0]
+    if chosen.target not in (torch.topk, "topk"):
+        return None
+    among = chosen.all_input_nodes[0].meta["example_value"]
+    named = dict(zip(("input", "k", "dim"), chosen.args, strict=False)) | chosen.kwargs
+    return int(among.size(named.get("dim", -1)))
 
 
 def _is_full(mask: torch.Tensor) -> bool:
@@ -99,6 +147,10 @@ def _answer(context: Any, name: str, question: Question) -> None:
         return
     if recipe.source is not None:
         _guard(recipe, question, answer)
+    _set_answer(context, answer)
+
+
+def _set_answer(context: Any, answer: bool) -> None:
     variables: Any = importlib.import_module("torch._dynamo.variables")
     translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
     translator.symbolic_locals["answer"] = variables.ConstantVariable.create(answer)
@@ -164,7 +216,7 @@ def _nodes_behind(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_computable(node: fx.Node) -> bool:
-    if any(_writes(user) for user in node.users):
+    if _is_written(node):
         return False
     if node.op == "call_function":
         return node.target in _FUNCTIONS and "out" not in node.kwargs
@@ -173,9 +225,19 @@ def _is_computable(node: fx.Node) -> bool:
     return node.op == "placeholder"
 
 
+def _is_written(node: fx.Node) -> bool:
+    """Whether somebody writes into the tensor, or into a view of it."""
+    return any(
+        _writes(user) or (_name(user) in _VIEWS and _is_written(user)) for user in node.users
+    )
+
+
 def _writes(node: fx.Node) -> bool:
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    return name in _WRITERS or name.endswith("_") or "out" in node.kwargs
+    return _name(node) in _WRITERS or _name(node).endswith("_") or "out" in node.kwargs
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def _guard(recipe: _Recipe, question: Question, answer: bool) -> None:

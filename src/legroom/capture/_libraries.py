@@ -32,9 +32,10 @@ _DECIDES_NOTHING = (
     "transformers.cache_utils",
     "transformers.file_utils",
     "transformers.generation.",
-    "transformers.image_processing_backends",
+    "transformers.image_processing",
     "transformers.integrations.flex_attention",
     "transformers.integrations.hub_kernels",
+    "transformers.modeling_flash_attention_utils",
     "transformers.modeling_utils",
     "transformers.pytorch_utils",
     "transformers.utils",
@@ -77,7 +78,7 @@ class _EagerPath:
         known = len(sys.modules), next(reversed(sys.modules))
         if known != self._known_modules:
             self._known_modules = known
-            self._patches = [*_questions(), *_masks()]
+            self._patches = [*_questions(), *_readers()]
 
 
 _eager_path = _EagerPath()
@@ -104,16 +105,17 @@ def _answer_no(tensor: Any = None) -> bool:
     return False
 
 
-# Masks -------------------------------------------------------------------------------------------
+# Values ------------------------------------------------------------------------------------------
 
 
-def _masks() -> Iterator[_Patch]:
+def _readers() -> Iterator[_Patch]:
     """Functions that look at values; see Note [Eager's path], rule 3."""
-    module = sys.modules.get("transformers.masking_utils")
-    for name, make in _MASK_FUNCTIONS.items():
-        original = None if module is None else vars(module).get(name)
-        if module is not None and original is not None:
-            yield _Patch(module, name, original, make(original))
+    if "transformers.masking_utils" in sys.modules:
+        for (module_name, name), make in _READERS.items():
+            module = sys.modules.get(module_name)
+            original = None if module is None else vars(module).get(name)
+            if module is not None and original is not None:
+                yield _Patch(module, name, original, make(original))
 
 
 @functools.cache
@@ -160,10 +162,23 @@ def _packed(original: Callable[..., Any]) -> Callable[..., Any]:
     return find
 
 
-_MASK_FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "_ignore_causal_mask_sdpa": _causal,
-    "_ignore_bidirectional_mask_sdpa": _bidirectional,
-    "find_packed_sequence_indices": _packed,
+@functools.cache
+def _bincount(original: Callable[..., Any]) -> Callable[..., Any]:
+    from legroom.capture._known_values import count_below, is_known_below
+
+    def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
+        if weights is None and is_known_below(input, minlength):
+            return count_below(input, minlength)
+        return original(input, weights, minlength)
+
+    return bincount
+
+
+_READERS: dict[tuple[str, str], Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    ("transformers.masking_utils", "_ignore_causal_mask_sdpa"): _causal,
+    ("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa"): _bidirectional,
+    ("transformers.masking_utils", "find_packed_sequence_indices"): _packed,
+    ("torch", "bincount"): _bincount,  # of experts that a router chose
 }
 
 

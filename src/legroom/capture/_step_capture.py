@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from legroom.capture._autograd import creates_graph, is_leaf, observe_backward
+from legroom.capture._autograd import BackwardCall, is_leaf, observe_backward
 from legroom.capture._fake import ExchangedState, is_fake
 from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured
@@ -273,7 +273,7 @@ class StepCapture(AbstractTrainingObserver):
         self._recorder.phase = Phase.OTHER
 
     @contextlib.contextmanager
-    def around_backward(self, roots: tuple[torch.Tensor, ...]) -> Iterator[None]:
+    def around_backward(self, call: BackwardCall) -> Iterator[None]:
         """Mark what runs inside as backward, and notice gradients of gradients."""
         before = self._recorder.phase
         self._recorder.phase = Phase.BACKWARD
@@ -283,8 +283,8 @@ class StepCapture(AbstractTrainingObserver):
         finally:
             self._recorder.phase = before
             self._watch.is_in_backward = False
-        if creates_graph() and self._pieces is None:
-            self._watch.forbid_double_backward(roots)
+        if call.creates_graph and self._pieces is None:
+            self._watch.forbid_double_backward(call.roots)
 
     def _assumptions(self) -> Iterator[NotCaptured]:
         if self._left_real_bytes:
@@ -371,7 +371,7 @@ def _observed_by(observer: AbstractTrainingObserver) -> Iterator[None]:
                 lambda optimizer, args, kwargs: observer.optimizer_ends(optimizer)
             ).remove
         )
-        hooks.enter_context(observe_backward(lambda roots, _: observer.around_backward(roots)))
+        hooks.enter_context(observe_backward(observer.around_backward))
         yield
 
 

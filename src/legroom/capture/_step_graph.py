@@ -11,6 +11,8 @@ piece written out into its operations. See Note [Graph] in `_graph.py`, and Note
 #    dropped before backward needs it lives by use as well; what it was given lives at least until
 #    its last use.
 # 3. Where autograd adds a gradient to one that dies right after, it adds in place.
+# 4. Where it adds what a piece's backward returned to a gradient that was there before, the engine
+#    does so inside the piece, right after the gradient is made.
 
 from __future__ import annotations
 
@@ -132,11 +134,38 @@ class _Builder:
     def add_operations(self) -> None:
         for position in self._steps:
             raw = self._recorder.operations[position]
+            if position in self._end_of:
+                continue  # done inside a piece
             if raw.run is None:
                 self._add_recorded(raw)
             else:
-                self._add_piece(raw.run)
+                self._add_piece(raw.run, self._additions_after(position))
             self._end_of[position] = len(self.operations) - 1
+
+    def _additions_after(self, position: int) -> dict[int, int]:
+        """Where gradients of a piece's backward are added to older ones, by recorded storage.
+
+        See Note [Lives], rule 4.
+        """
+        raw = self._recorder.operations[position]
+        found: dict[int, int] = {}
+        if raw.run is None or not raw.run.is_backward:
+            return found
+        made = {
+            index
+            for index in raw.run.bound.values()
+            if self._recorder.storages[index].is_made
+            and self._recorder.storages[index].born == position
+        }
+        for later in range(position + 1, self._steps.stop):
+            addition = self._recorder.operations[later]
+            if not addition.by_autograd:
+                break
+            for index in addition.reads:
+                is_last = self._recorder.storages[index].died == later
+                if index in made and is_last and index not in self._same.values():
+                    found[index] = later
+        return found
 
     def _add_recorded(self, raw: RawOperation) -> None:
         line = self._line_of(raw.site)
@@ -157,7 +186,7 @@ class _Builder:
             )
         )
 
-    def _add_piece(self, run: PieceRun) -> None:
+    def _add_piece(self, run: PieceRun, additions: dict[int, int]) -> None:
         code = run.call.code
         moved = self._moved_modules(run)
         numbers = dict(self._internal.setdefault(id(run.call), {}))
@@ -192,6 +221,11 @@ class _Builder:
                     module=_moved(operation.module, moved),
                 )
             )
+            for local in operation.writes:
+                later = additions.pop(run.bound.get(local, -1), None)
+                if later is not None:
+                    self._add_recorded(self._recorder.operations[later])
+                    self._end_of[later] = len(self.operations) - 1
         if not run.is_backward:
             self._internal[id(run.call)] = numbers
 

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from legroom.capture._autograd import observe_backward
+from legroom.capture._autograd import BackwardCall, observe_backward
 from legroom.capture._script import StopScript
 
 _PATIENCE = 10
@@ -44,15 +44,16 @@ def kept_out_of_the_script(
 class AbstractTrainingObserver:
     """Is told what a training loop does, as it does it; this one hears and does nothing."""
 
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """An optimizer was made."""
+
     def optimizer_starts(self, optimizer: Optimizer) -> None:
         """An optimizer step begins."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """An optimizer step has ended."""
 
-    def around_backward(
-        self, roots: tuple[torch.Tensor, ...]
-    ) -> contextlib.AbstractContextManager[object]:
+    def around_backward(self, call: BackwardCall) -> contextlib.AbstractContextManager[object]:
         """A context to run one call into the autograd engine in."""
         return contextlib.nullcontext()
 
@@ -84,6 +85,7 @@ class StepFinder:
         self._backwards_at_entry = 0
         self._hooks = contextlib.ExitStack()
         self._is_retired = False
+        self._is_paused = False
         self.num_backwards = 0
         self.num_optimizer_steps = 0
         self.num_optimizers = 0
@@ -108,6 +110,19 @@ class StepFinder:
         self._is_retired = True
 
     @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hear nothing while the context is open: what runs in it is no training of the script."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @property
+    def _is_deaf(self) -> bool:
+        return self._is_retired or self._is_paused
+
+    @contextlib.contextmanager
     def _noticing_optimizers(self) -> Iterator[None]:
         optimizer_class: Any = Optimizer
         original = optimizer_class.__init__
@@ -115,8 +130,11 @@ class StepFinder:
         @functools.wraps(original)
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
+            if self._is_paused:
+                return
             self.num_optimizers += 1
             self._made.add(optimizer)
+            self.observer.optimizer_made(optimizer)
             if self.num_optimizers == 1 and self._on_start is not None:
                 self._on_start()
 
@@ -164,15 +182,15 @@ class StepFinder:
     def _backward_returned(self) -> None:
         has_run = self.num_backwards > self._backwards_at_entry
         has_optimizer = self.num_optimizers or self.num_optimizer_steps
-        if has_run and not has_optimizer and not self._is_retired:
+        if has_run and not has_optimizer and not self._is_deaf:
             self._on_boundary()
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if not self._is_retired:
+        if not self._is_deaf:
             self.observer.optimizer_starts(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if self._is_retired:
+        if self._is_deaf:
             return
         self.observer.optimizer_ends(optimizer)
         self.num_optimizer_steps += 1
@@ -190,13 +208,14 @@ class StepFinder:
             self._on_boundary()
 
     @contextlib.contextmanager
-    def _around_backward(
-        self, roots: tuple[torch.Tensor, ...], accumulates: bool
-    ) -> Iterator[None]:
+    def _around_backward(self, call: BackwardCall) -> Iterator[None]:
         if self._is_retired:
             self._hooks.close()
             yield
             return
-        with self.observer.around_backward(roots):
+        if self._is_paused:
             yield
-        self.num_backwards += accumulates
+            return
+        with self.observer.around_backward(call):
+            yield
+        self.num_backwards += call.accumulates

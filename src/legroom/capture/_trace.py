@@ -76,7 +76,8 @@ class RawOperation:
 
     Attributes:
         site: Number of its source line in the recorder's table; -1 if unknown.
-        adds_gradients: Whether autograd called it to add up gradients.
+        by_autograd: Whether autograd itself called it, to add up gradients.
+        adds_gradients: The same, out of place; see Note [Recording], rule 4.
         run: What stands here instead of one operation; see `_pieces.PieceRun`.
     """
 
@@ -89,6 +90,7 @@ class RawOperation:
     is_random: bool = False
     site: int = -1
     module: str = ""
+    by_autograd: bool = False
     adds_gradients: bool = False
     run: Any = None
 
@@ -288,7 +290,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         position = self.position
         writes = [self.add_storage(tensor, is_made=True).index for tensor in made]
-        site, module, adds_gradients = self._origin(func)
+        site, module, by_autograd = self._origin()
         phase = self._phase(tensors, module)
         if self.on_forward is not None and phase is Phase.FORWARD:
             self.on_forward(module)
@@ -303,7 +305,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 is_random=torch.Tag.nondeterministic_seeded in func.tags,
                 site=site,
                 module=module,
-                adds_gradients=adds_gradients,
+                by_autograd=by_autograd,
+                adds_gradients=by_autograd and func is _ACCUMULATION,
             )
         )
         for raw in pending.dead if pending is not None else ():
@@ -318,7 +321,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_loss = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         return Phase.LOSS if is_loss else Phase.OTHER
 
-    def _origin(self, func: Any) -> tuple[int, str, bool]:
+    def _origin(self) -> tuple[int, str, bool]:
         """Source line and module, and whether autograd itself is adding gradients up."""
         if self.phase is not Phase.BACKWARD:
             module = self.current_module()
@@ -328,7 +331,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return site, module, False
         node = _running_node()
         if node is None or "AccumulateGrad" in node.name():
-            return -1, "", func is _ACCUMULATION
+            return -1, "", True
         return *self._site_of_node.get(node._sequence_nr(), (-1, "")), False
 
     def _value_of(self, tensor: torch.Tensor) -> Any:

@@ -13,11 +13,12 @@ import click
 from legroom._version import __version__
 from legroom.cli._plan import plan_command
 from legroom.cli._profile import profile_command
+from legroom.cli._run import run_command
 from legroom.cli._show import show_command
 from legroom.cli._ways import ways_command
 from legroom.errors import LegroomError, ScriptError
 
-_COMMANDS = (profile_command, plan_command, ways_command, show_command)
+_COMMANDS = (profile_command, plan_command, run_command, ways_command, show_command)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,6 +29,7 @@ def _group() -> None:
     \b
     legroom profile train.py                 where memory and time go
     legroom plan --budget 4GiB train.py      what would fit, at what cost, before training
+    legroom run --budget 4GiB train.py       the unmodified script, within the budget
     legroom ways                             everything that a plan can use
     legroom show profile.json                a saved profile or plan again
     """

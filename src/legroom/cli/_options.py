@@ -1,6 +1,17 @@
 """Options and arguments that several commands share, each written once."""
 
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
 import click
+
+from legroom.engine import check_budget, choose_executor
+from legroom.plan import PlanOptions, choose_ways, faults_of, faults_of_ways, report_faults
+from legroom.ways import Exactness
 
 rows_option = click.option(
     "--rows",
@@ -20,3 +31,131 @@ module_option = click.option(
 )
 script_argument = click.argument("script")
 script_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+
+_PLANNING = (
+    click.option(
+        "--budget",
+        metavar="SIZE",
+        help="Most that the step may hold at once: 4GiB, or 50% of the plain step's peak.",
+    ),
+    click.option(
+        "--activations",
+        metavar="SHARE",
+        help="The same, said otherwise: weights, gradients and optimizer state plus this share of "
+        "the rest, as 50%.",
+    ),
+    click.option(
+        "--with",
+        "only",
+        metavar="WAY",
+        multiple=True,
+        help="Use nothing but this way or variant (and hold); may be repeated. `legroom ways` "
+        "lists them.",
+    ),
+    click.option(
+        "--without", metavar="WAY", multiple=True, help="Do not use this one; may be repeated."
+    ),
+    click.option(
+        "--exactness",
+        default="bitwise",
+        show_default=True,
+        metavar="NAME",
+        help="bitwise: same bits as plain PyTorch; rounding: same mathematics in another order; "
+        "lossy: fewer bits, bounded error.",
+    ),
+    click.option(
+        "--time-limit",
+        "time_limit_s",
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Longest time to solve for one budget; then the best plan so far is taken.",
+    ),
+)
+_FITTING = (
+    click.option(
+        "--executor",
+        default="eager",
+        show_default=True,
+        metavar="NAME",
+        help="eager: the same kernels as plain PyTorch; inductor: compiled ones, which needs "
+        "--exactness rounding.",
+    ),
+    click.option(
+        "--leave",
+        metavar="NAME",
+        multiple=True,
+        help="Leave this module as it is, by class or path, as for gradients of gradients; may be "
+        "repeated.",
+    ),
+)
+
+
+def planning_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say what to plan; they arrive as one, `planning`."""
+    names = [item.name for item in fields(PlanningChoice)]
+
+    @functools.wraps(command)
+    def collected(**given: Any) -> None:
+        choice = PlanningChoice(**{name: given.pop(name) for name in names})
+        command(planning=choice, **given)
+
+    return _with_options(collected, _PLANNING)
+
+
+def fitting_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say how to carry a plan out, as `executor` and `leave`."""
+    return _with_options(command, _FITTING)
+
+
+def faults_of_fitting(planning: PlanningChoice, executor: str) -> list[str]:
+    """What is wrong with carrying out a plan so, a sentence each: no budget, no such executor."""
+    faults = faults_of(check_budget, planning.budget or planning.activations)
+    if not planning.is_exactness_known:
+        return faults
+    return [*faults, *faults_of(choose_executor, executor, planning.exactness)]
+
+
+def _with_options(
+    command: Callable[..., None], options: tuple[Callable[..., Any], ...]
+) -> Callable[..., None]:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class PlanningChoice:
+    """What the user said with `planning_options`, as it was written."""
+
+    budget: str | None
+    activations: str | None
+    only: tuple[str, ...]
+    without: tuple[str, ...]
+    exactness: str
+    time_limit_s: float
+
+    @property
+    def is_exactness_known(self) -> bool:
+        """Whether there is such an exactness; `options` says if not."""
+        return self.exactness in {each.value for each in Exactness}
+
+    def options(
+        self, *, device: str | None = None, num_points: int = 0, faults: Iterable[str] = ()
+    ) -> PlanOptions:
+        """What to plan.
+
+        Raises:
+            UsageError: Something is wrong; it says everything that is, `faults` included.
+        """
+        options = PlanOptions(
+            budget=self.budget,
+            activations=self.activations,
+            exactness=self.exactness,
+            device=device,
+            time_limit_s=self.time_limit_s,
+            num_points=num_points,
+        )
+        named = {"only": self.only, "without": self.without, "exactness": self.exactness}
+        report_faults([*options.faults(), *faults_of_ways(**named), *faults])
+        return replace(options, ways=choose_ways(**named))

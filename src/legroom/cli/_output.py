@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -20,6 +21,16 @@ from legroom.errors import OutputError
 from legroom.report import Reportable, data_of, print_report, write_html
 
 STDOUT = "-"
+
+
+class Record(Protocol):
+    """What can be saved as JSON."""
+
+    def save(self, path: str) -> None:
+        """Write it into a file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As its file has it."""
 
 
 def open_console(*, on_stderr: bool = False) -> Console:
@@ -68,20 +79,41 @@ class Output:
 
     def deliver(self, result: Reportable) -> None:
         """Save the files, then print: a terminal that is gone must not cost a measurement."""
-        saved = []
-        if self.json_path is not None and not self.is_piped:
-            saved.append(_save(result.save, self.json_path))
+        page_error = None
         if self.html_path is not None:
-            saved.append(_save(lambda path: write_html(result, path), self.html_path))
-        console = open_console(on_stderr=self.is_piped)
-        print_report(result, console, num_rows=self.num_rows)
-        for error in saved:
-            if error is not None:
-                raise error
+            page_error = _save(lambda path: write_html(result, path), self.html_path)
+        self._deliver(
+            result.save,
+            lambda: data_of(result),
+            lambda console: print_report(result, console, num_rows=self.num_rows),
+            error=page_error,
+        )
+
+    def deliver_record(
+        self, record: Record, show: Callable[[Console], None], *, on_stderr: bool = False
+    ) -> None:
+        """The same for what has no page: save it, then `show` it on the console."""
+        self._deliver(record.save, record.to_dict, show, on_stderr=on_stderr)
+
+    def _deliver(
+        self,
+        save: Callable[[str], None],
+        data: Callable[[], dict[str, Any]],
+        show: Callable[[Console], None],
+        *,
+        error: OutputError | None = None,
+        on_stderr: bool = False,
+    ) -> None:
+        if self.json_path is not None and not self.is_piped:
+            error = _save(save, self.json_path) or error
+        console = open_console(on_stderr=self.is_piped or on_stderr)
+        show(console)
+        if error is not None:
+            raise error
         for path in self._files:
             console.print(f"wrote {path}", highlight=False, style="dim")
         if self.is_piped:
-            json.dump(data_of(result), sys.stdout)
+            json.dump(data(), sys.stdout)
             print()
 
 

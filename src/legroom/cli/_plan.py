@@ -8,9 +8,11 @@ import click
 
 from legroom.capture import Script
 from legroom.cli._options import (
+    PlanningChoice,
     html_option,
     json_option,
     module_option,
+    planning_options,
     rows_option,
     script_argument,
     script_arguments,
@@ -19,16 +21,7 @@ from legroom.cli._output import Output
 from legroom.cli._progress import OnProgress, progress_on_stderr
 from legroom.cli._vary import Variation, parse_variation, sweep
 from legroom.errors import UsageError
-from legroom.plan import (
-    PlanOptions,
-    PlanReport,
-    choose_ways,
-    faults_of,
-    faults_of_ways,
-    largest_that_fits,
-    parse_budget,
-    report_faults,
-)
+from legroom.plan import PlanOptions, PlanReport, faults_of, largest_that_fits, parse_budget
 
 
 @click.command(
@@ -36,48 +29,11 @@ from legroom.plan import (
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @module_option
-@click.option(
-    "--budget",
-    metavar="SIZE",
-    help="Most that the step may hold at once: 4GiB, or 50% of the plain step's peak.",
-)
-@click.option(
-    "--activations",
-    metavar="SHARE",
-    help="The same, said otherwise: weights, gradients and optimizer state plus this share of the "
-    "rest, as 50%.",
-)
-@click.option(
-    "--with",
-    "only",
-    metavar="WAY",
-    multiple=True,
-    help="Use nothing but this way or variant (and hold); may be repeated. `legroom ways` lists "
-    "them.",
-)
-@click.option(
-    "--without", metavar="WAY", multiple=True, help="Do not use this one; may be repeated."
-)
-@click.option(
-    "--exactness",
-    default="bitwise",
-    show_default=True,
-    metavar="NAME",
-    help="bitwise: same bits as plain PyTorch; rounding: same mathematics in another order; "
-    "lossy: fewer bits, bounded error.",
-)
+@planning_options
 @click.option(
     "--device",
     metavar="TEXT",
     help='Plan for another device: RTX4090, or "24GiB, 100 GB/s to host". [default: in use]',
-)
-@click.option(
-    "--time-limit",
-    "time_limit_s",
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest time to solve for one budget; then the best plan so far is taken.",
 )
 @click.option(
     "--points",
@@ -101,13 +57,8 @@ from legroom.plan import (
 def plan_command(
     *,
     is_module: bool,
-    budget: str | None,
-    activations: str | None,
-    only: tuple[str, ...],
-    without: tuple[str, ...],
-    exactness: str,
+    planning: PlanningChoice,
     device: str | None,
-    time_limit_s: float,
     num_points: int,
     vary: str | None,
     json_path: str | None,
@@ -130,22 +81,9 @@ def plan_command(
     legroom plan --without replay --time-limit 5 -m mypackage.train
     legroom plan --budget 8GiB --vary batch-size=8:256 train.py
     """
-    options = PlanOptions(
-        budget=budget,
-        activations=activations,
-        exactness=exactness,
-        device=device,
-        time_limit_s=time_limit_s,
-        num_points=num_points,
+    options = planning.options(
+        device=device, num_points=num_points, faults=faults_of(_check_vary, vary, planning.budget)
     )
-    report_faults(
-        [
-            *options.faults(),
-            *faults_of_ways(only=only, without=without, exactness=exactness),
-            *faults_of(_check_vary, vary, budget),
-        ]
-    )
-    options = replace(options, ways=choose_ways(only=only, without=without, exactness=exactness))
     target = Script(script, arguments, is_module=is_module)
     target.check()
     output = Output.to(json_path, html_path, num_rows=rows)

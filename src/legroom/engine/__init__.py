@@ -1,10 +1,22 @@
 """Carries a plan out: the same training, within the budget.
 
-In goes a model or a function; its calls then run as the plan says. Nothing here decides what is
-kept: `plan` does.
+In goes a model, a function or a whole script; its calls then run as the plan says. Nothing here
+decides what is kept: `plan` does.
 """
 
+from legroom.engine._compile_backend import compile_backend
 from legroom.engine._fit import Fitted, fit
 from legroom.engine._run_report import RunReport
+from legroom.engine._scripted import RunEvent, ScriptRun, check_budget, fit_script
+from legroom.engine.graph import choose_executor
 
-__all__ = ["Fitted", "RunReport", "fit"]
+__all__ = [
+    "Fitted",
+    "RunEvent",
+    "RunReport",
+    "ScriptRun",
+    "check_budget",
+    "choose_executor",
+    "fit",
+    "fit_script",
+]

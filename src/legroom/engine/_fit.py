@@ -31,10 +31,11 @@ from torch.optim import Optimizer
 
 from legroom.capture import FunctionShell, own_call, saving_is_hooked, scan_heap, set_call
 from legroom.engine._call_key import CallKey, call_key
+from legroom.engine._observer import FitObserver
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepWatch
-from legroom.engine.graph import Executor, PlannedCall, choose_executor
+from legroom.engine.graph import Executor, PlannedCall, choose_executor, guard
 from legroom.errors import BudgetExceededError, UsageError
 from legroom.meter import PeakReading
 from legroom.plan import OnProgress, PlanOptions, choose_ways
@@ -129,6 +130,7 @@ class Fitted:
         watch: StepWatch | None = None,
         on_progress: OnProgress | None = None,
         on_event: Callable[[str], None] | None = None,
+        observer: FitObserver | None = None,
     ) -> None:
         is_module = isinstance(target, nn.Module)
         self._module = target if isinstance(target, nn.Module) else FunctionShell(target)
@@ -141,6 +143,7 @@ class Fitted:
         self._finds_steps = watch is None
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
+        self._observer = observer or FitObserver()
         self._plans: dict[CallKey, _PlannedKind] = {}
         self._latest: _PlannedKind | None = None
         self._is_busy = False
@@ -183,6 +186,8 @@ class Fitted:
         """Let calls of the target go through its plans."""
         set_call(self._module, self._call)
         self._is_installed = True
+        guard.acquire()
+        self._hooks.callback(guard.release)
 
     # Calls ---------------------------------------------------------------------------------------
 
@@ -195,10 +200,13 @@ class Fitted:
         key = call_key(args, kwargs, is_training=self._module.training)
         kind = self._plans.get(key)
         if kind is None:
-            kind = self._plans[key] = self._plan_kind(key, args, kwargs)
+            with self._observer.around_planning():
+                kind = self._plans[key] = self._plan_kind(key, args, kwargs)
+            self._latest = kind
+            self._observer.planned(self)
         self._latest = kind
         watch = self._step_watch()
-        watch.call_begins(id(kind), kind.on_reading)
+        watch.call_begins((id(kind), kind.step_plan.replans), kind.on_reading)
         self._is_busy = True
         try:
             return kind.call(*args, **kwargs)

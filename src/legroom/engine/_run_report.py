@@ -26,6 +26,9 @@ class RunReport:
         replans: How often a measurement above the budget led to another plan.
         ways: For each way: how many tensors, and how many bytes they would hold.
         not_planned: What runs as it is, and why.
+        model: What was planned, as `legroom run` names it.
+        models: Where several were planned, the report of each; this one then is of the one with
+            the largest predicted peak.
     """
 
     budget_bytes: int
@@ -41,6 +44,8 @@ class RunReport:
     added_ms: float = 0.0
     preset: str = ""
     exactness: str = "bitwise"
+    model: str = ""
+    models: tuple[RunReport, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, **measured: Any) -> RunReport:

@@ -102,7 +102,7 @@ def plan_call(
     )
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
-    budget_bytes = budget.resolve(planner.plain.peak_bytes, planner.plain.state_bytes)
+    budget_bytes = planner.bytes_of(budget)
     plan = planner.plan(budget_bytes)
     return StepPlan(
         capture=capture,
@@ -148,7 +148,7 @@ def differentiated_outputs(output: Any) -> Iterator[torch.Tensor]:
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, dict):
         loss = output.get("loss")
-    if _is_loss(loss):
+    if isinstance(loss, torch.Tensor) and _is_loss(loss):
         yield loss
         return
     tensors = [
@@ -160,8 +160,8 @@ def differentiated_outputs(output: Any) -> Iterator[torch.Tensor]:
     yield from losses[:1] or tensors
 
 
-def _is_loss(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1
+def _is_loss(value: torch.Tensor) -> bool:
+    return value.requires_grad and value.numel() == 1
 
 
 def _plain_containers(output: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -34,11 +34,11 @@ class StepWatch:
         self.num_steps = 0
         self._device = device
         self._gauge: PeakGauge | None = None
-        self._waiting: dict[int, OnReading] = {}
-        self._counts: dict[int, int] = {}
+        self._waiting: dict[Hashable, OnReading] = {}
+        self._counts: dict[Hashable, int] = {}
         self._last_s: float | None = None
 
-    def call_begins(self, identity: int, on_reading: OnReading) -> None:
+    def call_begins(self, identity: Hashable, on_reading: OnReading) -> None:
         """A planned call begins; it is measured if its plan is new."""
         if self._counts.get(identity, 0) >= _MEASURED_STEPS:
             return

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity
 
 from legroom.capture import (
     AbstractTrainingObserver,
+    BackwardCall,
     Kind,
     ModulePaths,
     Site,
@@ -205,13 +206,13 @@ class Recorder(AbstractTrainingObserver):
             )
 
     @contextlib.contextmanager
-    def around_backward(self, roots: tuple[torch.Tensor, ...]) -> Iterator[None]:
+    def around_backward(self, call: BackwardCall) -> Iterator[None]:
         """Look at what the graph keeps, run backward in its scope, look at the gradients."""
         if not self._hears():
             yield
             return
         with open_scope(Tag.OVERHEAD):
-            self._look_at_graph(roots)
+            self._look_at_graph(call.roots)
         lines = self._hooks.resumed() if self._has_lines else contextlib.nullcontext()
         with open_scope(Tag.BACKWARD, self._sites.here(self._hooks.current_module())), lines:
             yield

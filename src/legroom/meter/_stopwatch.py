@@ -48,13 +48,6 @@ _MOST_SETS = 8
 _SETS_BYTES = 64 * 1024**2
 _FRESH_BYTES = 32 * 1024**2
 
-_WITH_WORKSPACE = (
-    "attention", "conv", "ctc", "cudnn", "cumsum", "embedding", "fft", "foreach", "fused", "gru",
-    "index_put", "linalg", "lstm", "mkldnn", "mm", "norm", "pool", "rnn", "scatter", "softmax",
-    "sort", "sum", "topk", "upsample", "var",
-)  # fmt: skip
-"""Parts of the names of operations that may use scratch memory."""
-
 _WITH_DOMAIN = ("log", "pow", "sqrt")
 """Parts of the names of operations that are slow, or wrong, on negative numbers."""
 
@@ -145,10 +138,10 @@ def _is_enough(samples: list[float], first_ms: float) -> bool:
 def measure_workspace(call: Call) -> int:
     """Bytes that one run allocates at its highest, beyond what it leaves behind.
 
-    Zero for operations that never use scratch memory, and while somebody else's profiler is on.
+    Zero while somebody else's profiler is on.
     Cost: a second for the first in a process, then about 4 ms.
     """
-    if not any(part in call.name for part in _WITH_WORKSPACE) or profiler_is_running():
+    if profiler_is_running():
         return 0
     profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with quiet_stderr():

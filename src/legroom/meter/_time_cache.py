@@ -51,6 +51,7 @@ def surroundings_of(device: torch.device) -> dict[str, str]:
         "device": device_name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
+        "measures": "time and workspace of every operation",
         "torch": str(torch.__version__),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),

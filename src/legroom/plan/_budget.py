@@ -14,35 +14,40 @@ from legroom.errors import UsageError
 from legroom.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"^\s*(-?[0-9]+(?:\.[0-9]+)?)\s*%\s*$")
-_BUDGET_FORMS = "a size (4GiB, 500MB) or a share of the plain step's peak (50%)"
+_BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), or floor"
+_FLOOR = "floor"
 _ACTIVATION_FORMS = "a share (50%) of what the step holds beside weights, gradients and optimizer"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An upper bound on the peak of a step; exactly one of bytes and share is given.
+    """An upper bound on the peak of a step; exactly one of bytes, share and floor is given.
 
     Attributes:
         num_bytes: The bound itself.
         share: Of the plain step's peak, above 0 and at most 1.
         spares_state: Whether the share is of what lies above the state: state plus that share of
             the rest.
+        is_floor: Whether it is the lowest that a plan reaches, which the planner finds.
     """
 
     num_bytes: int | None = None
     share: float | None = None
     spares_state: bool = False
+    is_floor: bool = False
 
     def resolve(self, plain_peak_bytes: int, state_bytes: int) -> int:
         """The bound in bytes for a step with this plain peak and state."""
         if self.share is None:
-            assert self.num_bytes is not None, "a budget without bytes or share: a bug of legroom"
+            assert self.num_bytes is not None, "bug in legroom: a budget that only a planner knows"
             return self.num_bytes
         base = min(state_bytes, plain_peak_bytes) if self.spares_state else 0
         return base + int(self.share * (plain_peak_bytes - base))
 
     def __str__(self) -> str:
+        if self.is_floor:
+            return "as little as possible"
         if self.num_bytes is not None:
             return format_bytes(self.num_bytes)
         share = f"{100 * (self.share or 0):g} %"
@@ -50,11 +55,13 @@ class Budget:
 
 
 def parse_budget(value: str | int) -> Budget:
-    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak) or a number of bytes.
+    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak), `"floor"` or a number of bytes.
 
     Raises:
         UsageError: It is neither, not more than nothing, or more than all.
     """
+    if isinstance(value, str) and value.strip().lower() == _FLOOR:
+        return Budget(is_floor=True)
     share = _parse_share(value, "budget", _BUDGET_FORMS)
     if share is not None:
         return Budget(share=share)

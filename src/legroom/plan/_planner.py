@@ -22,6 +22,7 @@ from typing import final
 from legroom.capture import STATE, Graph, Kind, Phase
 from legroom.errors import InfeasibleBudgetError
 from legroom.plan import presets, solvers
+from legroom.plan._budget import Budget
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._order import reordered
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
@@ -170,6 +171,12 @@ class Planner:
     def presets(self) -> tuple[PresetPoint, ...]:
         """What each recipe reaches on this graph, in its usual form."""
         return self._presets
+
+    def bytes_of(self, budget: Budget) -> int:
+        """What a budget means for this step."""
+        if budget.is_floor:
+            return self.floor_bytes
+        return budget.resolve(self.plain.peak_bytes, self.plain.state_bytes)
 
     # -- one budget ----------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ def build_report(
 def _budget_bytes(options: PlanOptions, planner: Planner) -> int | None:
     budget = options.chosen_budget
     if budget is not None:
-        return budget.resolve(planner.plain.peak_bytes, planner.plain.state_bytes)
+        return planner.bytes_of(budget)
     return parse_device(options.device).memory_bytes if options.device is not None else None
 
 

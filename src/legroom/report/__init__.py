@@ -7,6 +7,7 @@ planned here.
 from legroom.report._html import render_html, write_html
 from legroom.report._plan_text import print_plan
 from legroom.report._reportable import Reportable, data_of, load_report
+from legroom.report._run_text import print_run_measured, print_run_plan
 from legroom.report._show import print_report, show
 from legroom.report._text import print_profile
 from legroom.report._ways_text import print_ways, ways_data
@@ -18,6 +19,8 @@ __all__ = [
     "print_plan",
     "print_profile",
     "print_report",
+    "print_run_measured",
+    "print_run_plan",
     "print_ways",
     "render_html",
     "show",

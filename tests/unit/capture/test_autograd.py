@@ -84,21 +84,49 @@ def test_backward_and_grad_are_both_observed():
     calls = []
 
     @contextlib.contextmanager
-    def around(roots, accumulates):
-        calls.append((len(roots), accumulates))
+    def around(call):
+        calls.append((len(call.roots), call.accumulates, call.creates_graph, call.is_restricted))
         yield
 
     x = torch.randn(3, requires_grad=True)
     with observe_backward(around):
         x.sum().backward()
-        torch.autograd.grad((x * 2).sum(), x)
+        torch.autograd.grad((x * 2).sum(), x, create_graph=True)
+        x.sum().backward(inputs=[x])
     x.sum().backward()
-    assert calls == [(1, True), (1, False)]
+    assert calls == [
+        (1, True, False, False),
+        (1, False, True, False),
+        (1, True, False, True),
+    ]
+
+
+def test_several_observe_and_leave_in_any_order():
+    original = torch.autograd._engine_run_backward
+    heard = []
+
+    def listener(name):
+        @contextlib.contextmanager
+        def around(call):
+            heard.append(name)
+            yield
+
+        return contextlib.ExitStack(), around
+
+    (first, one), (second, two) = listener("first"), listener("second")
+    first.enter_context(observe_backward(one))
+    second.enter_context(observe_backward(two))
+    torch.zeros(1, requires_grad=True).backward()
+    first.close()
+    torch.zeros(1, requires_grad=True).backward()
+    second.close()
+    assert heard == ["first", "second", "second"]
+    assert torch.autograd._engine_run_backward is original
 
 
 def test_the_engine_is_put_back_after_an_error():
     original = torch.autograd._engine_run_backward
-    with pytest.raises(ZeroDivisionError), observe_backward(lambda roots, a: 1 / 0):
+    with pytest.raises(ZeroDivisionError), observe_backward(lambda call: 1 / 0):
         torch.zeros(1, requires_grad=True).backward()
     assert torch.autograd._engine_run_backward is original
 
@@ -106,5 +134,5 @@ def test_the_engine_is_put_back_after_an_error():
 def test_a_torch_without_the_engine_call_is_named(monkeypatch):
     monkeypatch.delattr(torch.autograd, "_engine_run_backward")
     with pytest.raises(TorchInterfaceError, match="_engine_run_backward"):
-        with observe_backward(lambda roots, a: contextlib.nullcontext()):
+        with observe_backward(lambda call: contextlib.nullcontext()):
             pass

@@ -16,10 +16,16 @@ _TESTED = "2.13.0"
 
 
 class Executor(abc.ABC):
-    """Turns a graph into something that can be called with a list of arguments."""
+    """Turns a graph into something that can be called with a list of arguments.
+
+    Attributes:
+        exactness: How close to plain PyTorch its results are.
+        can_deliver: Whether a graph may call functions of ours, in Python.
+    """
 
     name: ClassVar[str]
     exactness: ClassVar[Exactness]
+    can_deliver: ClassVar[bool]
 
     @abc.abstractmethod
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -32,6 +38,7 @@ class Eager(Executor):
 
     name = "eager"
     exactness = Exactness.BITWISE
+    can_deliver = True
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """Python code that releases every value after its last use."""
@@ -56,6 +63,7 @@ class Inductor(Executor):
 
     name = "inductor"
     exactness = Exactness.ROUNDING
+    can_deliver = False
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What Inductor makes of the graph."""

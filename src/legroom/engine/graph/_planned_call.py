@@ -6,6 +6,7 @@ callable that runs the programs. The executor decides what runs each half.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from legroom.capture import (
     with_detached_outputs,
 )
 from legroom.engine.graph._executors import Executor
+from legroom.engine.graph._gradients import Delivery, refusing
 from legroom.engine.graph._split import MismatchError, split
 from legroom.plan import PieceProgram
 
@@ -63,24 +65,46 @@ class PlannedCall:
         if source is not None and source.piece < 0:
             return graph
         unused = source.unused_outputs if source is not None else frozenset()
-        return trace_joint(
+        delivery = Delivery()
+        piece = trace_joint(
             with_detached_outputs(graph, unused),
             tuple(inputs),
-            partition=self._partition,
+            partition=functools.partial(self._partition, delivery, len(inputs)),
             make_forward=self._executor.compile,
             make_backward=self._executor.compile,
             make_inference=self._executor.compile,
         )
 
+        def run(*args: Any) -> Any:
+            delivery.note_inputs(args)
+            return refusing(piece(*args), unused)
+
+        return run
+
     def _partition(
-        self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any
+        self,
+        delivery: Delivery,
+        num_inputs: int,
+        joint: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         code = read_joint_graph(joint, num_fwd_outputs, module_path=lambda key: None, root="")
         source = self._by_outline.get(code.outline)
         program = self._programs.get(source.piece) if source is not None else None
         if program is not None:
             try:
-                halves = split(joint, code, program, num_forward_outputs=num_fwd_outputs)
+                # With inputs that alias, AOTAutograd counts them otherwise: nothing is delivered.
+                is_counted = num_inputs == len(code.primals) and self._executor.can_deliver
+                halves = split(
+                    joint,
+                    code,
+                    program,
+                    num_forward_outputs=num_fwd_outputs,
+                    deliver=delivery.deliver if is_counted else None,
+                )
             except MismatchError as error:
                 self.unplanned.append(str(error))
             else:

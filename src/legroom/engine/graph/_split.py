@@ -13,20 +13,22 @@ wants them from a partitioner. See Note [Split].
 # 3. An operation with several outputs has them taken apart at once: its tuple would keep them all.
 # 4. A random operation that is rerun draws the same numbers: forward keeps the generator's state
 #    from before it. A batch norm is rerun without its running statistics.
-# 5. What forward writes into at its end and backward wants to read as it was before is copied
+# 5. Gradients are delivered where they are made; see Note [Delivery].
+# 6. What forward writes into at its end and backward wants to read as it was before is copied
 #    first.
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from legroom import variants
-from legroom.capture import PieceCode
+from legroom.capture import PieceCode, unread_places
 from legroom.engine.graph._random import random_state, run_with_state
 from legroom.errors import LegroomError
 from legroom.plan import PieceProgram
@@ -39,19 +41,31 @@ _BATCH_NORMS = (
 )
 
 
+Deliver = Callable[[int, Any], Any]
+
+
 class MismatchError(LegroomError):
     """A program does not belong to the graph: it names what is not there."""
 
 
 def split(
-    joint: fx.GraphModule, code: PieceCode, program: PieceProgram, *, num_forward_outputs: int
+    joint: fx.GraphModule,
+    code: PieceCode,
+    program: PieceProgram,
+    *,
+    num_forward_outputs: int,
+    deliver: Deliver | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a piece; see Note [Split].
+
+    Args:
+        deliver: Is called with the place of an input and its gradient as soon as that is made, and
+            says what to hand on instead.
 
     Raises:
         MismatchError: The program was made for another graph.
     """
-    return _Splitter(joint, code, program, num_forward_outputs).split()
+    return _Splitter(joint, code, program, num_forward_outputs, deliver).split()
 
 
 class _Splitter:
@@ -61,6 +75,7 @@ class _Splitter:
         code: PieceCode,
         program: PieceProgram,
         num_forward_outputs: int,
+        deliver: Deliver | None,
     ) -> None:
         self._joint = joint
         self._code = code
@@ -69,6 +84,9 @@ class _Splitter:
         outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
         self._forward_outputs = outputs[:num_forward_outputs]
         self._backward_outputs = outputs[num_forward_outputs:]
+        self._deliver = deliver
+        self._delivered: dict[int, fx.Node] = {}
+        self._places = self._places_of_gradients()
         self._made_in_forward = {op.node for op in code.forward}
         self._makers = {op.node for op in (*code.forward, *code.backward)}
         self._dropped = self._dropped_storages()
@@ -95,9 +113,10 @@ class _Splitter:
                 self._rerun(node)
             else:
                 self._emit(node, instruction.variant)
+                self._hand_over(node)
         results = [
-            self._value(node) if isinstance(node, fx.Node) else node
-            for node in self._backward_outputs
+            self._delivered.get(place, self._value(node)) if isinstance(node, fx.Node) else node
+            for place, node in enumerate(self._backward_outputs)
         ]
         self._add_inputs()
         self._backward.output(results)
@@ -106,6 +125,32 @@ class _Splitter:
         return self._forward_module(), _module(self._joint, self._backward, "legroom_backward")
 
     # Backward ------------------------------------------------------------------------------------
+
+    def _places_of_gradients(self) -> dict[str, list[int]]:
+        """Places among the outputs of what an operation makes, if nothing else is that gradient."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, node in enumerate(self._backward_outputs):
+            if not isinstance(node, fx.Node) or self._backward_outputs.count(node) > 1:
+                continue
+            maker = node
+            while maker.name not in {op.node for op in self._code.backward}:
+                if len(maker.all_input_nodes) != 1:
+                    break
+                maker = maker.all_input_nodes[0]
+            else:
+                places[maker.name].append(place)
+        return places
+
+    def _hand_over(self, node: fx.Node) -> None:
+        """Deliver the gradients that an operation has made, as soon as it has run."""
+        if self._deliver is None:
+            return
+        for place in self._places.get(node.name, ()):
+            gradient = self._backward_outputs[place]
+            self._delivered[place] = self._backward.call_function(
+                self._deliver, (place, self._value(gradient))
+            )
+            self._delivered[place].meta = dict(gradient.meta)
 
     def _emit(self, node: fx.Node, variant: str) -> None:
         if variant:
@@ -123,8 +168,8 @@ class _Splitter:
             state = self._state_before(node)
             made = self._backward.call_function(
                 run_with_state,
-                (state, node.target, *args),
-                dict(kwargs),  # type: ignore[arg-type]
+                (state, node.target, *args),  # type: ignore[arg-type]
+                dict(kwargs),
             )
         elif node.target in _BATCH_NORMS:
             made = self._batch_norm_again(node)
@@ -144,7 +189,7 @@ class _Splitter:
         args = fx.node.map_arg((source, weight, bias), self._value)
         return self._backward.call_function(
             _WITHOUT_STATISTICS,
-            (*args, is_training, momentum, eps),  # type: ignore[misc]
+            (*args, is_training, momentum, eps),
         )
 
     def _state_before(self, node: fx.Node) -> fx.Node:
@@ -154,9 +199,13 @@ class _Splitter:
         return state
 
     def _copy(self, node: fx.Node) -> fx.Node:
+        unread = {node.args[place] for place in unread_places(node)}
         for source in node.all_input_nodes:
-            self._value(source)
-        made = self._backward.node_copy(node, self._env.__getitem__)
+            if source not in unread:
+                self._value(source)
+        made = self._backward.node_copy(node, lambda each: self._env.get(each, each))
+        for place in unread_places(node):
+            made.update_arg(place, None)
         self._env[node] = made
         return made
 
@@ -290,7 +339,7 @@ def random_state_like(node: fx.Node) -> torch.Tensor:
     first = value[0] if isinstance(value, list | tuple) else value
     state = random_state(str(first.device))
     mode = getattr(first, "fake_mode", None)
-    return state if mode is None else mode.from_tensor(state)  # type: ignore[no-any-return]
+    return state if mode is None else mode.from_tensor(state)
 
 
 def _copy_output_meta(joint: fx.Graph, graph: fx.Graph, wanted: list[Any]) -> None:

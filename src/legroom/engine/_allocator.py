@@ -1,0 +1,112 @@
+"""Has memory that tensors release go back to the system, on Linux with glibc.
+
+In goes nothing; out comes a sentence that says what was done. Without it, what a plan saves stays
+with the process: see Note [Freed memory].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_MMAP_BYTES = 1024**2
+_TRIM_BYTES = 4 * 1024**2
+
+_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""PyTorch's own variable: blocks from 2 MiB on ask for huge pages. Read at its first allocation."""
+
+_OTHERS_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
+_OTHERS_TUNABLES = ("glibc.malloc.mmap_", "glibc.malloc.trim_threshold")
+
+
+def return_freed_memory() -> str:
+    """Have freed blocks go back to the system from now on; say in a sentence what was done.
+
+    Best called before the model is built: what glibc has kept so far goes back at once, but its
+    address range is used again before new memory is mapped. Nothing happens where malloc is not
+    glibc's, and where the environment sets these thresholds already. It lasts as long as the
+    process; numbers do not change. For what it costs see Note [Freed memory].
+    """
+    chosen = _chosen_by_environment()
+    if chosen:
+        return f"freed memory is handled as {chosen} in the environment says; it was left so"
+    library = _glibc()
+    if library is None:
+        return (
+            "freed memory may stay with the process: only glibc's malloc, on Linux, can be told to "
+            f"return it, and this process ({sys.platform}) uses another"
+        )
+    os.environ.setdefault(_HUGE_PAGES, "1")
+    if not (
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        and library.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+    ):
+        return "freed memory may stay with the process: glibc refused to return it (mallopt)"
+    library.malloc_trim(0)
+    pages = "in huge pages" if _asks_for_huge_pages() else "without huge pages"
+    return f"freed blocks of 1 MiB and more go back to the system, {pages}"
+
+
+def _chosen_by_environment() -> str:
+    """The variable by which somebody has chosen these settings; empty if nobody has."""
+    named = [name for name in _OTHERS_CHOICE if name in os.environ]
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if any(each in tunables for each in _OTHERS_TUNABLES):
+        named.append("GLIBC_TUNABLES")
+    return ", ".join(named)
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info of dlfcn.h."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """glibc, if it is what `malloc` comes from; None with jemalloc, musl, and elsewhere."""
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 - absent from musl
+        found = _Symbol()
+        if library.dladdr(ctypes.cast(library.malloc, ctypes.c_void_p), ctypes.byref(found)):
+            return library if Path(os.fsdecode(found.file)).name.startswith("libc") else None
+    return None
+
+
+def _asks_for_huge_pages() -> bool:
+    """Whether PyTorch asks for huge pages. It does not if it had allocated before it was told."""
+    block = torch.empty(8 * 1024**2, dtype=torch.uint8, device="cpu")
+    return "hg" in _mapping_flags(block.data_ptr() + block.nbytes // 2)
+
+
+def _mapping_flags(address: int) -> list[str]:
+    """The kernel's flags of the mapping around an address; none where it does not tell."""
+    is_here = False
+    for line in _lines_of("/proc/self/smaps"):
+        first, *rest = line.split()
+        if first == "VmFlags:":
+            if is_here:
+                return rest
+        elif not first.endswith(":"):
+            start, end = (int(each, 16) for each in first.split("-"))
+            is_here = start <= address < end
+    return []
+
+
+def _lines_of(path: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), open(path) as file:
+        yield from file

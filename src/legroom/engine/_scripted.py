@@ -1,0 +1,453 @@
+"""A whole script within a budget: run it to its end, with every model that it trains fitted.
+
+In goes a `Script`; out comes a `ScriptRun` with what was planned and measured and how the script
+ended. What legroom has to say while it runs goes out as `RunEvent`s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from legroom.capture import (
+    AbstractTrainingObserver,
+    Script,
+    ScriptOutcome,
+    StepFinder,
+    failure_of,
+    kept_out_of_the_script,
+    run_script,
+)
+from legroom.engine._adoption import Adopted, Adoption
+from legroom.engine._allocator import return_freed_memory
+from legroom.engine._fit import Fitted
+from legroom.engine._limit import data_bytes, describe_overrun, limit_process
+from legroom.engine._observer import FitObserver
+from legroom.engine._run_report import RunReport
+from legroom.engine._watch import StepWatch
+from legroom.engine.graph import Executor, choose_executor
+from legroom.errors import (
+    LegroomError,
+    NothingCapturedError,
+    NoTrainingError,
+    ScriptError,
+    UsageError,
+)
+from legroom.plan import OnProgress, PlanOptions
+
+_PATIENCE = 4
+"""Steps without a new model, after which calls are no longer looked at."""
+_MOST_UNPLANNED = 3
+"""Steps in which nothing was planned, after which there is nothing to wait for."""
+_MEASURED = 2
+
+
+@final
+@dataclass(frozen=True)
+class RunEvent:
+    """What `legroom run` says while the script runs.
+
+    Attributes:
+        what: `"planned"`, before the first step of a model; `"measured"`, after some; `"note"`.
+        report: Of that model.
+        text: The note.
+    """
+
+    what: str
+    report: RunReport | None = None
+    text: str = ""
+
+
+OnEvent = Callable[[RunEvent], None]
+
+
+@final
+@dataclass(frozen=True)
+class ScriptRun:
+    """What came of running a script within a budget.
+
+    Attributes:
+        report: What was planned and measured; None if nothing was.
+        error: What went wrong, in words for the user; None if nothing did.
+        exit_code: What the script itself asked for with `sys.exit`; None: nothing.
+    """
+
+    report: RunReport | None
+    error: LegroomError | None = None
+    exit_code: int | None = None
+
+
+def fit_script(
+    script: Script,
+    options: PlanOptions,
+    *,
+    executor: str = "eager",
+    limit: bool = False,
+    leave: tuple[str, ...] = (),
+    on_progress: OnProgress | None = None,
+    on_event: OnEvent | None = None,
+) -> ScriptRun:
+    """Run the script to its end with every model that it trains within the budget.
+
+    Args:
+        script: What to run.
+        options: Budget, ways, exactness, and how long to solve.
+        executor: `"eager"` or `"inductor"`.
+        limit: Limit the process to its size before the model plus the budget.
+        leave: Classes or paths of modules that stay as they are.
+        on_progress: Called with a stage, how much of it is done, and how much there is.
+        on_event: Called with plans, measurements and notes as they come.
+
+    Raises:
+        UsageError: There is nothing to run, or an option is wrong.
+    """
+    return FittedScript(
+        script,
+        options,
+        choose_executor(executor, options.exactness),
+        limit=limit,
+        leave=leave,
+        on_progress=on_progress,
+        on_event=on_event,
+    ).run()
+
+
+@final
+class FittedScript:
+    """One run of a script with its models fitted.
+
+    Args:
+        listener: Who else hears of optimizers and backward passes.
+        on_step: Called at the end of each step, after it was measured.
+    """
+
+    def __init__(  # noqa: PLR0913 - see `fit_script`
+        self,
+        script: Script,
+        options: PlanOptions,
+        executor: Executor,
+        *,
+        limit: bool = False,
+        leave: tuple[str, ...] = (),
+        on_progress: OnProgress | None = None,
+        on_event: OnEvent | None = None,
+        listener: AbstractTrainingObserver | None = None,
+        on_step: Callable[[], None] | None = None,
+    ) -> None:
+        options.check()
+        check_budget(options.budget or options.activations)
+        self.finder = StepFinder(self._step_ends)
+        self.finder.observer = _Listener(self, listener or AbstractTrainingObserver())
+        self.adoption = Adoption(self._fit, leave=leave)
+        self._script = script
+        self._options = options
+        self._executor = executor
+        self._limit = _Limit(options) if limit else None
+        self._on_progress = on_progress
+        self._on_event = on_event or (lambda event: None)
+        self._on_step = on_step or (lambda: None)
+        self._watch: StepWatch | None = None
+        self._num_steps = 0
+        self._last_news = 0
+        self._promises: dict[str, _Promise] = {}
+        self._own_error: Exception | None = None
+
+    def run(self) -> ScriptRun:
+        """Run the script to its end."""
+        self._script.check()
+        return_freed_memory()
+        with contextlib.ExitStack() as stack:
+            if self._limit is not None:
+                _load_what_planning_needs()
+                stack.enter_context(self._limit.watching())
+            stack.enter_context(self.adoption.watching())
+            stack.enter_context(self.finder.watching())
+            outcome = run_script(self._script)
+            if self._watch is not None:
+                self._watch.close()
+            report = self._report()
+        if self._own_error is not None:
+            if not isinstance(self._own_error, LegroomError):
+                raise self._own_error
+            return ScriptRun(report, self._own_error)
+        return self._explain(outcome, report)
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Somebody is about to train something: look at calls again."""
+        self._last_news = self._num_steps
+        self.adoption.open()
+
+    # Models --------------------------------------------------------------------------------------
+
+    def _fit(self, module: nn.Module, name: str) -> Fitted:
+        self._last_news = self._num_steps
+        if self._watch is None:
+            device = next(iter(module.parameters())).device
+            self._watch = StepWatch(device)
+        return Fitted(
+            module,
+            self._options,
+            self._executor,
+            watch=self._watch,
+            on_progress=self._on_progress,
+            on_event=lambda text: self._on_event(RunEvent("note", text=f"{name}: {text}")),
+            observer=_Planning(self, name),
+        )
+
+    @contextlib.contextmanager
+    def around_planning(self, name: str) -> Iterator[None]:
+        """Keep what planning runs, and its failures, out of the script."""
+        with self._guarded(), self.finder.paused():
+            try:
+                yield
+            except LegroomError as error:
+                error.args = (f"while planning {name}: {error}",)
+                raise
+            except Exception as error:
+                overrun = None if self._limit is None else describe_overrun(error)
+                if overrun is None:
+                    raise
+                raise ScriptError(f"while planning {name}: {overrun}") from error
+
+    def planned(self, name: str, fitted: Fitted) -> None:
+        """Say what was planned, and from which step on it is measured."""
+        with self._guarded():
+            report = replace(fitted.report(), model=name)
+            if name not in self._promises:
+                self._on_event(RunEvent("planned", report))
+            else:
+                self._on_event(RunEvent("note", text=f"{name}: planned for other shapes as well"))
+            self._promises[name] = _Promise(self._num_steps, report.replans)
+            if self._limit is not None:
+                self._limit.apply(report.budget_bytes)
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def _step_ends(self) -> None:
+        self._num_steps += 1
+        with self._guarded():
+            if self._watch is not None:
+                self._watch.step_ends()
+            elif self._num_steps >= _MOST_UNPLANNED:
+                raise NothingCapturedError(self._why_nothing())
+            self._look_around()
+        self._on_step()
+
+    def _look_around(self) -> None:
+        """Say what was measured; stop looking at calls once nothing new turns up."""
+        waiting = [name for name, promise in self._promises.items() if not promise.is_kept]
+        for adopted in self.adoption.adopted if waiting else ():
+            if adopted.name in waiting:
+                self._tell_measured(adopted, self._promises[adopted.name])
+        has_waited = self._num_steps >= self._last_news + _PATIENCE
+        if self.adoption.is_open and has_waited and not waiting:
+            self.adoption.close()
+
+    def _tell_measured(self, adopted: Adopted, promise: _Promise) -> None:
+        report = adopted.report
+        if report is None:
+            return
+        if report.replans != promise.replans:
+            promise.since, promise.replans = self._num_steps, report.replans
+        elif report.measured_peak_bytes and self._num_steps >= promise.since + _MEASURED:
+            promise.is_kept = True
+            self._on_event(RunEvent("measured", replace(report, model=adopted.name)))
+
+    def _guarded(self) -> contextlib.AbstractContextManager[None]:
+        return kept_out_of_the_script(self.finder, self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self._own_error = error
+
+    # The end -------------------------------------------------------------------------------------
+
+    def _report(self) -> RunReport | None:
+        """Of the model with the largest predicted peak, the others listed in it."""
+        left = tuple(self.adoption.left)
+        reports = [
+            replace(report, model=each.name, not_planned=(*report.not_planned, *left))
+            for each in self.adoption.adopted
+            if (report := each.report) is not None
+        ]
+        if not reports:
+            return None
+        largest = max(reports, key=lambda report: report.predicted_peak_bytes)
+        return replace(largest, models=tuple(reports)) if len(reports) > 1 else largest
+
+    def _why_nothing(self) -> tuple[str, ...]:
+        left = tuple(f"{name}: {why}" for name, why in self.adoption.left)
+        return left or (
+            "its training calls no module that has parameters, or inside torch.compile",
+        )
+
+    def _explain(self, outcome: ScriptOutcome, report: RunReport | None) -> ScriptRun:
+        name, error = self._script.target, outcome.error
+        if isinstance(error, LegroomError):
+            return ScriptRun(report, error)
+        if error is None:
+            return ScriptRun(report, self._explain_nothing() if report is None else None)
+        moment = f"in step {self._num_steps + 1}" if report is not None else "before it trained"
+        overrun = None if self._limit is None else describe_overrun(error)
+        if overrun is not None:
+            failure: LegroomError = ScriptError(f"{name} failed {moment}: {overrun}")
+        else:
+            hint = "a lower budget, or a smaller batch"
+            failure = failure_of(outcome, name=name, moment=moment, memory_hint=hint)
+        if isinstance(failure, ScriptError) and isinstance(error, Exception):
+            failure.traceback = outcome.traceback
+        return ScriptRun(report, failure, _exit_code(error))
+
+    def _explain_nothing(self) -> LegroomError:
+        name = self._script.target
+        if not self.finder.num_backwards:
+            return NoTrainingError(
+                f"{name} ended without training: no backward pass was seen.\n"
+                "  try: the script that trains, with arguments that make it train; "
+                "`--help` of the script, after its name, shows them"
+            )
+        return NothingCapturedError(self._why_nothing())
+
+
+def check_budget(budget: str | int | None) -> None:
+    """Raise `UsageError` if nobody said how much memory there is."""
+    if budget is None:
+        raise UsageError(
+            "say how much memory there is: --budget 6GiB, --budget 50% (of the plain step's peak), "
+            "or --activations 50% (state plus half of the rest)"
+        )
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """What Python would exit with; None for anything but `sys.exit`."""
+    if not isinstance(error, SystemExit):
+        return None
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _load_what_planning_needs() -> None:
+    """Imports that planning makes anyway: they are not the model's memory."""
+    import highspy  # noqa: F401
+    import torch._dynamo
+    import torch._functorch.aot_autograd
+
+    torch.compile(lambda value: value + 1, backend="aot_eager")(torch.zeros(1))
+    torch._dynamo.reset()
+
+
+@dataclass
+class _Promise:
+    """That a plan will be compared with a measurement.
+
+    Attributes:
+        since: Steps that had ended when the plan was made.
+    """
+
+    since: int
+    replans: int
+    is_kept: bool = False
+
+
+class _Listener(AbstractTrainingObserver):
+    """Hears what the script does, for the run and for somebody else."""
+
+    def __init__(self, run: FittedScript, other: AbstractTrainingObserver) -> None:
+        self._run, self._other = run, other
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        self._run.optimizer_made(optimizer)
+        self._other.optimizer_made(optimizer)
+
+    def optimizer_starts(self, optimizer: Optimizer) -> None:
+        self._other.optimizer_starts(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._other.optimizer_ends(optimizer)
+
+    def around_backward(self, call: Any) -> contextlib.AbstractContextManager[object]:
+        return self._other.around_backward(call)
+
+
+class _Planning(FitObserver):
+    """Hears of one model's plans."""
+
+    def __init__(self, run: FittedScript, name: str) -> None:
+        self._run, self._name = run, name
+
+    def around_planning(self) -> contextlib.AbstractContextManager[object]:
+        return self._run.around_planning(self._name)
+
+    def planned(self, fitted: Fitted) -> None:
+        self._run.planned(self._name, fitted)
+
+
+class _Limit:
+    """The process limit: its size before the model, plus the budget as soon as that is known."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        budget = options.chosen_budget
+        self._known_bytes = None if budget is None else budget.num_bytes
+        self._before_bytes = 0
+        self._applied = contextlib.ExitStack()
+        self._is_applied = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wait for the first module that is made, outside of imports."""
+        self._before_bytes = _checked_data_bytes()
+        module_class: Any = nn.Module
+        original = module_class.__init__
+
+        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if module_class.__init__ is init and not _is_importing():
+                module_class.__init__ = original
+                self._model_begins()
+            original(module, *args, **kwargs)
+
+        module_class.__init__ = init
+        try:
+            with self._applied:
+                yield
+        finally:
+            if module_class.__init__ is init:
+                module_class.__init__ = original
+
+    def apply(self, budget_bytes: int) -> None:
+        """Limit the process, unless it is limited already."""
+        if self._is_applied:
+            return
+        room_bytes = self._before_bytes + budget_bytes - _checked_data_bytes()
+        if room_bytes <= 0:
+            raise ScriptError(
+                "the process is above its size before the model plus the budget as the limit is "
+                "about to be set: planning itself took the rest.\n"
+                "  try: --budget in bytes, which limits from the start; or a larger budget"
+            )
+        self._is_applied = True
+        self._applied.enter_context(limit_process(room_bytes))
+
+    def _model_begins(self) -> None:
+        self._before_bytes = _checked_data_bytes()
+        if self._known_bytes is not None:
+            self.apply(self._known_bytes)
+
+
+def _checked_data_bytes() -> int:
+    present_bytes = data_bytes()
+    if present_bytes is None:
+        raise UsageError("--limit needs Linux's /proc/self/status; leave it out on this system")
+    return present_bytes
+
+
+def _is_importing() -> bool:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
