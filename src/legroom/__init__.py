@@ -2,12 +2,13 @@
 
 It shows where a training step's memory and time go (`legroom.profile(step)`), says before you train
 what would fit and what it would cost (`legroom.plan(step)`), and then trains within that budget
-(`legroom.fit(model, budget="6GiB")`). `legroom profile`, `legroom plan` and `legroom run` do the
-same for a script, from the command line.
+(`legroom.fit(model, budget="6GiB")`), with proof that it is the same training
+(`legroom.verify(step)`). `legroom profile`, `legroom plan`, `legroom run` and `legroom verify` do
+the same for a script, from the command line.
 """
 
 from legroom._version import __version__
-from legroom.engine import Fitted, RunReport, fit
+from legroom.engine import Fitted, RunReport, Verification, fit, verify
 from legroom.errors import LegroomError
 from legroom.meter import Profile, profile
 from legroom.plan import PlanReport, plan
@@ -19,10 +20,12 @@ __all__ = [
     "PlanReport",
     "Profile",
     "RunReport",
+    "Verification",
     "__version__",
     "fit",
     "plan",
     "profile",
     "show",
+    "verify",
     "write_html",
 ]

@@ -3,11 +3,13 @@
 LegroomError                    exit code 1: something failed
 ├── UsageError                  exit code 2: the call itself is wrong
 │   ├── UnknownNameError        a way, variant, preset or solver that is not registered
+│   ├── NotRepeatableError      plain training differs from itself, so nothing can be verified
 │   ├── OutputError             an output file cannot be written
 │   ├── PlanFormatError         a saved plan cannot be read
 │   └── ProfileFormatError      a saved profile cannot be read
 ├── ScriptError                 the user's script failed or cannot be measured
 │   ├── NoTrainingError         it ended without a training step that could be measured
+│   ├── PlainRunTooLargeError   the plain step does not fit, so there is nothing to compare with
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
 ├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
@@ -39,6 +41,10 @@ class UnknownNameError(UsageError):
     """A way, variant, preset or solver of that name is not registered."""
 
 
+class NotRepeatableError(UsageError):
+    """Plain training, run twice from the same state, differs: a fitted run cannot be judged."""
+
+
 class OutputError(UsageError):
     """An output file cannot be written."""
 
@@ -65,6 +71,10 @@ class ScriptError(LegroomError):
 
 class NoTrainingError(ScriptError):
     """The script ended without a training step that could be measured."""
+
+
+class PlainRunTooLargeError(ScriptError):
+    """The plain run of a script ran out of memory, so there is nothing to compare with."""
 
 
 class ScriptInterruptedError(ScriptError):

@@ -13,6 +13,7 @@ from legroom.capture._autograd import (
     saved_tensors,
 )
 from legroom.capture._dynamo import (
+    call_that_is_set,
     captured,
     default_partition,
     dynamo_settings,
@@ -61,6 +62,7 @@ __all__ = [
     "StopScript",
     "TensorInfo",
     "arguments_of",
+    "call_that_is_set",
     "capture_step",
     "captured",
     "default_partition",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import inspect
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,9 +39,13 @@ def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., An
 
     run.__code__ = run.__code__.replace()
     dynamo: Any = importlib.import_module("torch._dynamo")
+    # TorchDynamo never forgets a backend: through it, it would keep the model.
+    owner = weakref.WeakMethod(backend) if inspect.ismethod(backend) else lambda: backend
 
     def disabled(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        made: Callable[..., Any] = dynamo.disable(backend(graph, inputs))
+        handler = owner()
+        assert handler is not None, "bug in legroom: a graph for somebody who is gone"
+        made: Callable[..., Any] = dynamo.disable(handler(graph, inputs))
         return made
 
     compiled: Any = torch.compile(run, backend=disabled, dynamic=False)
@@ -73,6 +79,7 @@ def dynamo_settings() -> Iterator[None]:
         fail_on_recompile_limit_hit=True,
         optimize_ddp=False,
         allow_rnn=True,
+        skip_nnmodule_hook_guards=False,
     )
     with settings, torch._functorch.config.patch(donated_buffer=False), same_path_as_eager():
         yield
@@ -138,10 +145,25 @@ def trace_joint(
         fw_compiler=make_forward,
         bw_compiler=make_backward,
         inference_compiler=make_inference,
-        partition_fn=partition,
+        partition_fn=_retainable(partition),
         keep_inference_input_mutations=True,
     )
     return traced
+
+
+def _retainable(partition: Callable[..., Any]) -> Callable[..., Any]:
+    """The partition, of which AOTAutograd knows that backward writes into nothing it was given.
+
+    Where it was told not to look, it takes that for unknown, and refuses `retain_graph=True`.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        context: Any = torch._guards.TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []
+        return partition(*args, **kwargs)
+
+    return run
 
 
 def default_partition(*args: Any, **kwargs: Any) -> Any:
@@ -175,6 +197,12 @@ def set_call(module: nn.Module, function: Callable[..., Any] | None) -> None:
         vars(module).pop("_compiled_call_impl", None)
     else:
         vars(module)["_compiled_call_impl"] = function
+
+
+def call_that_is_set(module: nn.Module) -> Callable[..., Any] | None:
+    """What calls of the module go through: ours, or what `module.compile()` made; None if plain."""
+    function: Callable[..., Any] | None = vars(module).get("_compiled_call_impl")
+    return function
 
 
 def own_call(module: nn.Module) -> Callable[..., Any]:

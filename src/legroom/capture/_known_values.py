@@ -233,7 +233,9 @@ def _is_written(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    return _name(node) in _WRITERS or _name(node).endswith("_") or "out" in node.kwargs
+    if getattr(node.target, "__module__", "") == "_operator":
+        return _name(node) in _WRITERS  # and not `and_`, `or_`, `not_`
+    return _name(node).endswith("_") or "out" in node.kwargs
 
 
 def _name(node: fx.Node) -> str:

@@ -26,6 +26,7 @@ from torch import fx, nn
 from legroom.capture._autograd import graph_of
 from legroom.capture._dynamo import (
     boxed,
+    call_that_is_set,
     captured,
     default_partition,
     dynamo_settings,
@@ -131,13 +132,15 @@ class Pieces:
         self._recorder.current_module = lambda: self._watch.current
         for module in {id(call.module): call.module for call in self._calls}.values():
             if not self._models or id(module) in self._models:
-                original = vars(module).get("_compiled_call_impl")
+                original = call_that_is_set(module)
                 set_call(module, self._caller(module))
                 self._open.callback(set_call, module, original)
 
     def remove(self) -> None:
         """Leave the modules as they were."""
         self._open.close()
+        for source in self.sources:
+            source.forget()
 
     def step_ends(self) -> None:
         """The next call is the first of a step."""
@@ -253,6 +256,10 @@ class _Source:
             graph = with_detached_outputs(self._graph, self._unused)
             self._piece, self._number = self._pieces.trace(graph, inputs, self._root)
         return self._piece(*inputs)
+
+    def forget(self) -> None:
+        """Let go of everything: TorchDynamo leaves us in the globals of what it compiled."""
+        self._pieces = self._graph = self._piece = None  # type: ignore[assignment]
 
     @property
     def _unused(self) -> frozenset[int]:

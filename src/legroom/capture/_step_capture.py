@@ -111,6 +111,9 @@ class StepCapture(AbstractTrainingObserver):
         """Exchange everything for fakes and record from here on."""
         self._began = time.perf_counter()
         gc.collect()
+        # Autocast keeps cast weights for the length of a region: a fake one must not outlive us.
+        torch.clear_autocast_cache()
+        self._open.callback(torch.clear_autocast_cache)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._recorder = Recorder(mode)
         self._paths = ModulePaths()
@@ -146,6 +149,7 @@ class StepCapture(AbstractTrainingObserver):
         assert not self._steps, "legroom: finish() before the last step has ended"
         assert self._pieces is not None, "legroom: no pieces after the last step"
         notes = tuple(self._pieces.not_captured())
+        sources = tuple(source.info() for source in self._pieces.sources)
         self.abandon()
         if not self._pieces.codes:
             raise NothingCapturedError(tuple(f"{note.what}: {note.why}" for note in notes))
@@ -161,7 +165,6 @@ class StepCapture(AbstractTrainingObserver):
             num_pieces=len(self._pieces.codes),
             not_captured=assumed + notes,
         )
-        sources = tuple(source.info() for source in self._pieces.sources)
         return Capture(plain, planned, time.perf_counter() - self._began, sources)
 
     def abandon(self) -> None:

@@ -15,10 +15,18 @@ from legroom.cli._plan import plan_command
 from legroom.cli._profile import profile_command
 from legroom.cli._run import run_command
 from legroom.cli._show import show_command
+from legroom.cli._verify import verify_command
 from legroom.cli._ways import ways_command
 from legroom.errors import LegroomError, ScriptError
 
-_COMMANDS = (profile_command, plan_command, run_command, ways_command, show_command)
+_COMMANDS = (
+    profile_command,
+    plan_command,
+    run_command,
+    verify_command,
+    ways_command,
+    show_command,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,6 +38,7 @@ def _group() -> None:
     legroom profile train.py                 where memory and time go
     legroom plan --budget 4GiB train.py      what would fit, at what cost, before training
     legroom run --budget 4GiB train.py       the unmodified script, within the budget
+    legroom verify --budget 4GiB train.py    the same steps plain and fitted, compared bit for bit
     legroom ways                             everything that a plan can use
     legroom show profile.json                a saved profile or plan again
     """

@@ -156,6 +156,10 @@ class PlanningChoice:
             time_limit_s=self.time_limit_s,
             num_points=num_points,
         )
-        named = {"only": self.only, "without": self.without, "exactness": self.exactness}
+        named: dict[str, Any] = {
+            "only": self.only,
+            "without": self.without,
+            "exactness": self.exactness,
+        }
         report_faults([*options.faults(), *faults_of_ways(**named), *faults])
         return replace(options, ways=choose_ways(**named))

@@ -36,28 +36,28 @@ class Variation:
     high: int
     step: int = 1
 
-    @property
-    def flag(self) -> str:
-        """As it stands on the script's command line."""
-        return self.name if self.name.startswith("-") else f"--{self.name}"
-
     def apply(self, script: Script, value: int) -> Script:
-        """The script with that value: in place of the one it has, or added at the end.
+        """The script with that value; see `set_argument`."""
+        return set_argument(script, self.name, str(value))
 
-        `--name VALUE`, `--name=VALUE` and, as Hydra has it, `name=VALUE` are understood.
-        """
-        arguments = list(script.arguments)
-        joined = (f"{self.flag}=", f"{self.name}=")
-        for i, argument in enumerate(arguments):
-            if argument == self.flag and i + 1 < len(arguments):
-                arguments[i + 1] = str(value)
-                break
-            if argument.startswith(joined):
-                arguments[i] = f"{argument.partition('=')[0]}={value}"
-                break
-        else:
-            arguments += [self.flag, str(value)]
-        return replace(script, arguments=tuple(arguments))
+
+def set_argument(script: Script, name: str, value: str) -> Script:
+    """The script with that argument: in place of the one it has, or added at the end.
+
+    `--name VALUE`, `--name=VALUE` and, as Hydra has it, `name=VALUE` are understood.
+    """
+    flag = name if name.startswith("-") else f"--{name}"
+    arguments = list(script.arguments)
+    for i, argument in enumerate(arguments):
+        if argument == flag and i + 1 < len(arguments):
+            arguments[i + 1] = value
+            break
+        if argument.startswith((f"{flag}=", f"{name}=")):
+            arguments[i] = f"{argument.partition('=')[0]}={value}"
+            break
+    else:
+        arguments += [flag, value]
+    return replace(script, arguments=tuple(arguments))
 
 
 def parse_variation(text: str) -> Variation:

@@ -1,14 +1,17 @@
-"""What a plan for a call depends on: the shapes that it is given, and how PyTorch is set.
+"""What a plan for a call depends on: the shapes it is given, how the model and PyTorch are set.
 
-In go the arguments of a call; out comes a key that is equal for calls that one plan serves.
+In go a module and the arguments of a call; out comes a key that is equal for calls that one plan
+serves. What it cannot see (a hook, an attribute), TorchDynamo does: it makes another graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -40,10 +43,10 @@ class CallKey:
         return ", ".join("x".join(map(str, shape)) for shape in self.shapes) or "no tensors"
 
 
-def call_key(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool) -> CallKey:
-    """The key of a call with these arguments, now."""
+def call_key(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallKey:
+    """The key of a call of the module with these arguments, now."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    structure: list[Any] = [str(spec), is_training, _autocast()]
+    structure: list[Any] = [str(spec), _autocast(), *_settings(module)]
     shapes = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -52,6 +55,12 @@ def call_key(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_training: bool
         else:
             structure.append(leaf if isinstance(leaf, _PLAIN) else type(leaf))
     return CallKey(tuple(structure), tuple(shapes))
+
+
+def _settings(module: nn.Module) -> Iterator[Any]:
+    """What is trained and what evaluates: parts may be frozen and thawed while training goes on."""
+    yield tuple(each.training for each in module.modules())
+    yield tuple((each.shape, each.dtype, each.requires_grad) for each in module.parameters())
 
 
 def _autocast() -> tuple[Any, ...]:

@@ -9,6 +9,8 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    buffers, hooks and `state_dict()` stay as they are, and copies and pickles of it are plain.
 # 2. Each kind of call (see `CallKey`) has its own plan. Up to a few kinds are captured and planned;
 #    further ones that are in no dimension larger than a planned one take its decisions over.
+#    A model that runs other operations than were planned (a hook was added, an attribute changed)
+#    runs them as they are once, and is planned again at its next call.
 # 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
 #    or somebody else's compilation run as they are, and are listed.
 # 4. The first steps are measured. Above the budget: the excess is set aside and the step planned
@@ -29,7 +31,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import FunctionShell, own_call, saving_is_hooked, scan_heap, set_call
+from legroom.capture import (
+    FunctionShell,
+    call_that_is_set,
+    own_call,
+    saving_is_hooked,
+    scan_heap,
+    set_call,
+)
 from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._observer import FitObserver
 from legroom.engine._run_report import RunReport
@@ -57,6 +66,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
     time_limit_s: float = 30.0,
+    step: Callable[[], object] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Fitted:
     """Train within a budget: `target` is planned at its first call with gradients.
@@ -72,6 +82,9 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
         time_limit_s: Longest time to solve.
+        step: Does one training step as the loop will. The plan is then made now, from the whole
+            step, what happens outside `target` included; `step` is called four times on tensors
+            that have no memory.
         on_progress: Called with a stage, how much of it is done, and how much there is.
 
     Raises:
@@ -97,6 +110,12 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     optimizers = _as_tuple(optimizer)
     fitted = Fitted(target, options, runner, optimizers=optimizers, on_progress=on_progress)
     fitted.install()
+    if step is not None:
+        try:
+            fitted.plan_step(step)
+        except BaseException:
+            fitted.undo()
+            raise
     return fitted
 
 
@@ -120,7 +139,7 @@ class Fitted:
         plan: The plan that the latest call was made under; None before the first.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - `fit` explains them
         self,
         target: nn.Module | Callable[..., Any],
         options: PlanOptions,
@@ -145,11 +164,15 @@ class Fitted:
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
         self._plans: dict[CallKey, _PlannedKind] = {}
+        self._plan_of_step: StepPlan | None = None
+        self._keys_of_step: set[CallKey] | None = None
+        self._num_strays: Counter[CallKey] = Counter()
         self._latest: _PlannedKind | None = None
         self._is_busy = False
         self._left_plain: Counter[str] = Counter()
         self._hooks = contextlib.ExitStack()
         self._is_installed = False
+        self._call_before: Callable[..., Any] | None = None
         functools.update_wrapper(self, target, updated=())
 
     # What the user sees --------------------------------------------------------------------------
@@ -172,9 +195,11 @@ class Fitted:
     def undo(self) -> None:
         """Leave the target as it was. Safe to call twice."""
         if self._is_installed and self._is_module:
-            set_call(self._module, None)
+            set_call(self._module, self._call_before)
         self._is_installed = False
         self._hooks.close()
+        for kind in self._plans.values():
+            kind.forget()
         if self._watch is not None and self._finds_steps:
             self._watch.close()
 
@@ -183,7 +208,16 @@ class Fitted:
         return self._module(*args, **kwargs)
 
     def install(self) -> None:
-        """Let calls of the target go through its plans."""
+        """Let calls of the target go through its plans.
+
+        Raises:
+            UsageError: They go through those of another handle.
+        """
+        self._call_before = call_that_is_set(self._module)
+        if isinstance(getattr(self._call_before, "__self__", None), Fitted):
+            raise UsageError(
+                f"{type(self._module).__name__} is already fitted; undo() its handle first"
+            )
         set_call(self._module, self._call)
         self._is_installed = True
         guard.acquire()
@@ -192,12 +226,14 @@ class Fitted:
     # Calls ---------------------------------------------------------------------------------------
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._keys_of_step is not None and self._is_busy:
+            self._keys_of_step.add(call_key(self._module, args, kwargs))
         why_plain = self._why_plain()
         if why_plain is not None:
             if why_plain:
                 self._left_plain[why_plain] += 1
             return self._plain(*args, **kwargs)
-        key = call_key(args, kwargs, is_training=self._module.training)
+        key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
         if kind is None:
             with self._observer.around_planning():
@@ -209,9 +245,14 @@ class Fitted:
         watch.call_begins((id(kind), kind.step_plan.replans), kind.on_reading)
         self._is_busy = True
         try:
-            return kind.call(*args, **kwargs)
+            output = kind.call(*args, **kwargs)
         finally:
             self._is_busy = False
+        if kind.unplanned and self._num_strays[key] < _MOST_REPLANS:
+            self._num_strays[key] += 1
+            self._plans.pop(key).forget()
+            self.say("the model runs other operations than were planned: planning again")
+        return output
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
@@ -227,19 +268,35 @@ class Fitted:
             return "calls inside function transforms (torch.func)"
         return None
 
+    def plan_step(self, step: Callable[[], object]) -> None:
+        """Plan a whole step of the loop now; its calls of the target then follow that plan.
+
+        Raises:
+            CaptureFailedError: The step failed on tensors without memory.
+            NothingCapturedError: It does not call the target, or no call could be captured.
+            InfeasibleBudgetError: No plan fits.
+        """
+        self._keys_of_step = set()
+        self._plan_of_step = self._capture_and_plan(step)
+
     def _plan_kind(
         self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _PlannedKind:
+        if self._plan_of_step is not None and key in (self._keys_of_step or ()):
+            return _PlannedKind(self, self._plan_of_step, key)
         own = [kind for kind in self._plans.values() if kind.key is not None]
         if len(own) >= _MOST_PLANNED:
             larger = [kind for kind in own if kind.key is not None and key.is_within(kind.key)]
             if larger:
                 return _PlannedKind(self, larger[0].step_plan, None)
-        optimizers = self._find_optimizers()
+        step = made_up_step(self._module, args, kwargs, self._find_optimizers())
+        return _PlannedKind(self, self._capture_and_plan(step), key)
+
+    def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
         self._is_busy = True
         try:
-            step_plan = plan_call(
-                made_up_step(self._module, args, kwargs, optimizers),
+            return plan_call(
+                step,
                 self._options,
                 models=[self._module],
                 forgets=not self._plans,
@@ -247,7 +304,6 @@ class Fitted:
             )
         finally:
             self._is_busy = False
-        return _PlannedKind(self, step_plan, key)
 
     def _find_optimizers(self) -> tuple[Optimizer, ...]:
         if self._optimizers:
@@ -296,6 +352,14 @@ class Fitted:
             exactness=self._options.exactness,
         )
 
+    def compile_again(self, step_plan: StepPlan) -> None:
+        """A plan has changed: every kind of call under it must follow."""
+        for kind in self._plans.values():
+            if kind.step_plan is step_plan:
+                kind.forget()
+                kind.call = self.compile(step_plan)
+                kind.measured_peak_bytes = None
+
     def say(self, text: str) -> None:
         """Tell the user that something has changed."""
         self._on_event(text)
@@ -331,6 +395,16 @@ class _PlannedKind:
         self.measured_peak_bytes: int | None = None
         self.resident_peak_bytes: int | None = None
 
+    @property
+    def unplanned(self) -> list[str]:
+        """Graphs that the plan did not know."""
+        return self.call.unplanned if isinstance(self.call, PlannedCall) else []
+
+    def forget(self) -> None:
+        """Let go of what was compiled."""
+        if isinstance(self.call, PlannedCall):
+            self.call.forget()
+
     def on_reading(self, reading: PeakReading) -> None:
         """Compare a measured step with its prediction; see Note [Fitted calls], rule 4."""
         plan = self.step_plan
@@ -352,13 +426,11 @@ class _PlannedKind:
             "again with the difference set aside"
         )
         plan.tighten(reading.peak_bytes - predicted)
-        self.call = self._owner.compile(plan)
-        self.measured_peak_bytes = None
+        self._owner.compile_again(plan)
 
     def report(self, owner: Fitted) -> RunReport:
         """What was planned and measured."""
-        step_plan, call = self.step_plan, self.call
-        unplanned = call.unplanned if isinstance(call, PlannedCall) else []
+        step_plan = self.step_plan
         return RunReport.of(
             step_plan.plan,
             budget_bytes=step_plan.budget_bytes,
@@ -370,7 +442,7 @@ class _PlannedKind:
             replans=step_plan.replans,
             not_planned=(
                 *step_plan.not_planned,
-                *(("a graph", why) for why in unplanned),
+                *(("a graph", why) for why in self.unplanned),
                 *owner.left_plain,
             ),
         )

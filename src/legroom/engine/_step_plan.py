@@ -30,6 +30,9 @@ from legroom.meter import OperationTimes
 from legroom.plan import OnProgress, PieceProgram, Plan, Planner, PlanOptions, stage_of, with_times
 from legroom.ways import Exactness
 
+_SLACK_BYTES = 64 * 1024
+"""What a budget that legroom finds itself leaves for scalars and the like outside the plan."""
+
 
 @final
 @dataclass
@@ -103,6 +106,8 @@ def plan_call(
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
     budget_bytes = planner.bytes_of(budget)
+    if budget.is_floor or budget.is_free:
+        budget_bytes += max(_SLACK_BYTES, budget_bytes // 1000)
     plan = planner.plan(budget_bytes)
     return StepPlan(
         capture=capture,

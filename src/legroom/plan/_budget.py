@@ -14,27 +14,29 @@ from legroom.errors import UsageError
 from legroom.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"^\s*(-?[0-9]+(?:\.[0-9]+)?)\s*%\s*$")
-_BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), or floor"
-_FLOOR = "floor"
+_BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), free or floor"
+_FREE, _FLOOR = "free", "floor"
 _ACTIVATION_FORMS = "a share (50%) of what the step holds beside weights, gradients and optimizer"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An upper bound on the peak of a step; exactly one of bytes, share and floor is given.
+    """An upper bound on the peak of a step; exactly one of bytes, share, free and floor.
 
     Attributes:
         num_bytes: The bound itself.
         share: Of the plain step's peak, above 0 and at most 1.
         spares_state: Whether the share is of what lies above the state: state plus that share of
             the rest.
-        is_floor: Whether it is the lowest that a plan reaches, which the planner finds.
+        is_free: Whether it is the lowest that a plan reaches without adding time.
+        is_floor: Whether it is the lowest that a plan reaches at all.
     """
 
     num_bytes: int | None = None
     share: float | None = None
     spares_state: bool = False
+    is_free: bool = False
     is_floor: bool = False
 
     def resolve(self, plain_peak_bytes: int, state_bytes: int) -> int:
@@ -48,6 +50,8 @@ class Budget:
     def __str__(self) -> str:
         if self.is_floor:
             return "as little as possible"
+        if self.is_free:
+            return "as little as possible without adding time"
         if self.num_bytes is not None:
             return format_bytes(self.num_bytes)
         share = f"{100 * (self.share or 0):g} %"
@@ -55,13 +59,14 @@ class Budget:
 
 
 def parse_budget(value: str | int) -> Budget:
-    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak), `"floor"` or a number of bytes.
+    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak), `"free"`, `"floor"`, or bytes.
 
     Raises:
         UsageError: It is neither, not more than nothing, or more than all.
     """
-    if isinstance(value, str) and value.strip().lower() == _FLOOR:
-        return Budget(is_floor=True)
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in (_FREE, _FLOOR):
+        return Budget(is_free=word == _FREE, is_floor=word == _FLOOR)
     share = _parse_share(value, "budget", _BUDGET_FORMS)
     if share is not None:
         return Budget(share=share)

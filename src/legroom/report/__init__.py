@@ -10,6 +10,7 @@ from legroom.report._reportable import Reportable, data_of, load_report
 from legroom.report._run_text import print_run_measured, print_run_plan
 from legroom.report._show import print_report, show
 from legroom.report._text import print_profile
+from legroom.report._verify_text import print_verification
 from legroom.report._ways_text import print_ways, ways_data
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "print_report",
     "print_run_measured",
     "print_run_plan",
+    "print_verification",
     "print_ways",
     "render_html",
     "show",

@@ -48,6 +48,15 @@ def test_each_answer_has_its_own_graph():
     assert counters["stats"]["unique_graphs"] == 2
 
 
+def test_reading_a_mask_leaves_it_known():
+    @captured
+    def answer(mask):
+        seen = mask.bool() & (mask.bool().view(-1)[:1] | mask.bool())
+        return seen.sum() * 0 + described(is_known_full(mask.bool()))
+
+    assert answer(FULL).item() == 1
+
+
 def test_tensors_made_of_numbers_are_known():
     @captured
     def answer(x):

@@ -15,7 +15,10 @@ Note [Delivery].
 #    not in a distributed process, whose wrappers hook into `AccumulateGrad` itself.
 # 3. Where `.grad` is empty and nobody waits for it, the gradient is handed on as usual: it becomes
 #    `.grad` itself, and there is nothing to save.
-# 4. Outputs that were planned to receive no gradients carry a node that refuses them.
+# 4. Hooks that wait for a gradient (`register_post_accumulate_grad_hook`) are called where it is
+#    delivered. `AccumulateGrad` would call them again, with nothing: until this call into the
+#    engine ends, or another begins, they are put aside.
+# 5. Outputs that were planned to receive no gradients carry a node that refuses them.
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ class BackwardGuard:
     def __init__(self) -> None:
         self.accepting: frozenset[int] = frozenset()
         self._num_users = 0
+        self._put_aside: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._open = contextlib.ExitStack()
 
     def acquire(self) -> None:
@@ -62,10 +66,29 @@ class BackwardGuard:
     def _around(self, call: BackwardCall) -> Iterator[None]:
         before = self.accepting
         self.accepting = self._look(call)
+        self._put_back()
         try:
             yield
         finally:
             self.accepting = before
+            self._put_back()
+
+    def call_hooks(self, leaf: torch.Tensor) -> None:
+        """Call the hooks that wait for the leaf's gradient; see Note [Delivery], rule 4."""
+        waiting: dict[Any, Any] | None = leaf._post_accumulate_grad_hooks
+        if not waiting:
+            return
+        for hook in tuple(waiting.values()):
+            hook(leaf)
+        self._put_aside.append((waiting, dict(waiting)))
+        waiting.clear()
+
+    def _put_back(self) -> None:
+        while self._put_aside:
+            waiting, hooks = self._put_aside.pop()
+            added = dict(waiting)
+            waiting.clear()
+            waiting.update(hooks | added)
 
     def _look(self, call: BackwardCall) -> frozenset[int]:
         """Refuse what cannot be right; say for which leaves gradients may be delivered."""
@@ -118,17 +141,15 @@ class Delivery:
         leaf = known() if known is not None and place not in self._given_up else None
         if leaf is None or id(leaf) not in guard.accepting:
             return gradient
-        waiting = leaf._post_accumulate_grad_hooks
         if leaf.grad is None:
-            if not waiting or not _has_layout_of(gradient, leaf):
+            if not leaf._post_accumulate_grad_hooks or not _has_layout_of(gradient, leaf):
                 return gradient
             leaf.grad = gradient
         elif leaf.grad.layout is not torch.strided or leaf.grad.requires_grad:
             return gradient
         else:
             leaf.grad.add_(gradient)
-        for hook in tuple(waiting.values()) if waiting else ():
-            hook(leaf)
+        guard.call_hooks(leaf)
         return None
 
 
@@ -154,7 +175,7 @@ class _Refuse(torch.autograd.Function):
 
 
 def refusing(outputs: tuple[Any, ...], places: frozenset[int]) -> tuple[Any, ...]:
-    """The outputs, of which some refuse gradients; see Note [Delivery], rule 4."""
+    """The outputs, of which some refuse gradients; see Note [Delivery], rule 5."""
     if not places or not torch.is_grad_enabled():
         return outputs
     anchor = torch.zeros((), requires_grad=True)

@@ -51,6 +51,7 @@ class PlannedCall:
         self._sources = {source.key: source for source in sources}
         self._by_outline = {source.outline: source for source in sources if source.piece >= 0}
         self._programs = dict(programs)
+        self._pieces: list[_Piece] = []
         self._executor = executor
         self._exactness = exactness
         self._compiled = captured(function, self._backend)
@@ -75,11 +76,17 @@ class PlannedCall:
             make_inference=self._executor.compile,
         )
 
-        def run(*args: Any) -> Any:
-            delivery.note_inputs(args)
-            return refusing(piece(*args), unused)
+        made = _Piece(piece, delivery, unused)
+        self._pieces.append(made)
+        return made.run
 
-        return run
+    def forget(self) -> None:
+        """Let go of everything that was compiled: TorchDynamo leaves it in the program's globals.
+
+        What was called before can still run backward.
+        """
+        for piece in self._pieces:
+            piece.forget()
 
     def _partition(
         self,
@@ -116,3 +123,23 @@ class PlannedCall:
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
         )
         return kept
+
+
+class _Piece:
+    """One graph of TorchDynamo's, as planned."""
+
+    def __init__(
+        self, call: Callable[..., Any], delivery: Delivery, unused: frozenset[int]
+    ) -> None:
+        self._call = call
+        self._delivery = delivery
+        self._unused = unused
+
+    def run(self, *args: Any) -> Any:
+        """Run forward; backward is autograd's to call."""
+        self._delivery.note_inputs(args)
+        return refusing(self._call(*args), self._unused)
+
+    def forget(self) -> None:
+        """Let go of what was compiled."""
+        self._call = None  # type: ignore[assignment]

@@ -13,7 +13,8 @@ wants them from a partitioner. See Note [Split].
 # 3. An operation with several outputs has them taken apart at once: its tuple would keep them all.
 # 4. A random operation that is rerun draws the same numbers: forward keeps the generator's state
 #    from before it. A batch norm is rerun without its running statistics.
-# 5. Gradients are delivered where they are made; see Note [Delivery].
+# 5. Gradients are delivered where they are made, see Note [Delivery], but not while something
+#    still reads the parameter: an optimizer that waits for the gradient writes into it.
 # 6. What forward writes into at its end and backward wants to read as it was before is copied
 #    first.
 
@@ -87,6 +88,8 @@ class _Splitter:
         self._deliver = deliver
         self._delivered: dict[int, fx.Node] = {}
         self._places = self._places_of_gradients()
+        self._undelivered: list[int] = []
+        self._last_read = self._last_reads()
         self._made_in_forward = {op.node for op in code.forward}
         self._makers = {op.node for op in (*code.forward, *code.backward)}
         self._dropped = self._dropped_storages()
@@ -105,7 +108,7 @@ class _Splitter:
             raise MismatchError("a program drops what its graph does not make") from None
 
     def split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        for instruction in self._program.backward:
+        for number, instruction in enumerate(self._program.backward):
             node = self._nodes.get(instruction.node)
             if node is None:
                 raise MismatchError(f"a program runs {instruction.node}, which its graph lacks")
@@ -113,7 +116,8 @@ class _Splitter:
                 self._rerun(node)
             else:
                 self._emit(node, instruction.variant)
-                self._hand_over(node)
+                self._undelivered.extend(self._places.get(node.name, ()))
+            self._hand_over(number)
         results = [
             self._delivered.get(place, self._value(node)) if isinstance(node, fx.Node) else node
             for place, node in enumerate(self._backward_outputs)
@@ -141,11 +145,25 @@ class _Splitter:
                 places[maker.name].append(place)
         return places
 
-    def _hand_over(self, node: fx.Node) -> None:
-        """Deliver the gradients that an operation has made, as soon as it has run."""
+    def _last_reads(self) -> dict[int, int]:
+        """For each storage, the last instruction that reads it."""
+        return {
+            self._code.storage_of[source.name]: number
+            for number, instruction in enumerate(self._program.backward)
+            if instruction.node in self._nodes
+            for source in self._nodes[instruction.node].all_input_nodes
+            if source.name in self._code.storage_of
+        }
+
+    def _hand_over(self, number: int) -> None:
+        """Deliver the gradients that are made by now; see Note [Split], rule 5."""
         if self._deliver is None:
             return
-        for place in self._places.get(node.name, ()):
+        for place in tuple(self._undelivered):
+            leaf = self._code.primals[place]
+            if leaf is not None and self._last_read.get(leaf, -1) > number:
+                continue
+            self._undelivered.remove(place)
             gradient = self._backward_outputs[place]
             self._delivered[place] = self._backward.call_function(
                 self._deliver, (place, self._value(gradient))

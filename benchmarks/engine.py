@@ -1,0 +1,323 @@
+"""Is fitted training the same, does it keep the budget, and is it faster than what others offer?
+
+In go a case's name and a part (`exact`, `speed`), or a part alone that is measured once
+(`torch_budget`, `limited`); out comes one JSON object on stdout. `benchmarks.run` puts the answers
+side by side.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import legroom
+from benchmarks import cases
+from benchmarks.cases import Case
+from benchmarks.processes import one_line
+from benchmarks.reference import Reference
+from legroom.errors import InfeasibleBudgetError
+from legroom.meter import PeakGauge
+
+LEVELS = ("75%", "50%", "floor")
+NUM_STEPS = 3
+WARMUP_STEPS = 2
+ROUNDS = 9
+TORCH_BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.5)
+_SEED = 7
+_CRITIC_CASE = "wgan_gp"
+
+
+# -- the same training within the budget ---------------------------------------------------------
+
+
+def measure_exact(name: str) -> dict[str, Any]:
+    """Three steps plain and fitted at each level, compared bit for bit."""
+    plain = cases.build(name)
+    torch.manual_seed(_SEED)
+    expected = [digests(plain, plain.step()) for _ in range(NUM_STEPS)]
+    del plain
+    return {"rows": [_exact_row(name, level, expected) for level in LEVELS]}
+
+
+def _exact_row(name: str, level: str, expected: list[dict[str, str]]) -> dict[str, Any]:
+    gc.collect()
+    case = cases.build(name)
+    torch.manual_seed(_SEED)
+    row: dict[str, Any] = {"level": level}
+    started = time.perf_counter()
+    try:
+        fitted = fit_case(case, **level_of(level))
+        losses = [digests(case, case.step()) for _ in range(NUM_STEPS - 1)]
+        row["to_second_step_s"] = time.perf_counter() - started
+        losses.append(digests(case, case.step()))
+    except InfeasibleBudgetError as error:
+        return {**row, "status": "below floor", "floor_bytes": error.floor_bytes}
+    except Exception as error:  # a row, not the end of the benchmark
+        return {**row, "status": "failed", "error": one_line(error)}
+    report = fitted.report()
+    fitted.undo()
+    different = [
+        f"step {number}: {key}"
+        for number, (mine, theirs) in enumerate(zip(losses, expected, strict=True), start=1)
+        for key in theirs
+        if mine.get(key) != theirs[key]
+    ]
+    return {
+        **row,
+        "status": "ran",
+        "num_compared": sum(len(each) for each in expected),
+        "num_different": len(different),
+        "first_different": different[:1],
+        "budget_bytes": report.budget_bytes,
+        "plain_peak_bytes": report.plain_peak_bytes,
+        "predicted_peak_bytes": report.predicted_peak_bytes,
+        "measured_peak_bytes": report.measured_peak_bytes,
+        "replans": report.replans,
+        "planning_s": report.planning_s,
+        "added_ms": report.added_ms,
+        "ways": report.ways,
+        "not_planned": [f"{what}: {why}" for what, why in report.not_planned],
+    }
+
+
+def level_of(level: str) -> dict[str, str]:
+    """The level as `legroom.fit` takes it."""
+    return {"budget": level} if level == "floor" else {"activations": level}
+
+
+def fit_case(case: Case, **options: Any) -> legroom.Fitted:
+    """Fit a case's model; of the GAN the generator, since the critic is differentiated twice."""
+    if case.name == _CRITIC_CASE:
+        generator = next(model for model in case.models if model is not case.model)
+        return legroom.fit(generator, **options)
+    return legroom.fit(case.model, step=lambda: one_step(case), **options)
+
+
+def one_step(case: Case) -> None:
+    """A training step on the case's fixed batch."""
+    case.optimizer.zero_grad()
+    case.loss().backward()
+    case.optimizer.step()
+
+
+def digests(case: Case, loss: torch.Tensor) -> dict[str, str]:
+    """A digest of everything that training changes, by name."""
+    found = {"loss": _digest(loss), "random state": _digest(torch.get_rng_state())}
+    for number, model in enumerate(case.models):
+        for name, param in model.named_parameters():
+            found[f"{number}.{name}"] = _digest(param)
+            found[f"{number}.{name}.grad"] = _digest(param.grad)
+        for name, buffer in model.named_buffers():
+            found[f"{number}.{name}"] = _digest(buffer)
+    for number, optimizer in enumerate(case.optimizers):
+        for place, state in enumerate(optimizer.state.values()):
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"optimizer {number}.{place}.{key}"] = _digest(value)
+    return found
+
+
+def _digest(tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return "none"
+    flat = tensor.detach().contiguous().view(-1)
+    raw = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return hashlib.blake2b(raw, digest_size=12).hexdigest()
+
+
+# -- time against plain and against checkpointing by hand ----------------------------------------
+
+
+def measure_speed(name: str) -> dict[str, Any]:
+    """Step times, taking turns: plain, checkpointed by hand, and fitted at three budgets."""
+    names = ["plain", "checkpoint", "fitted", "free", "whole"]
+    if not cases.build(name).blocks:
+        names = ["plain", "free", "whole"]
+    runs: dict[str, Case] = {}
+    for contestant in names:
+        case = runs[contestant] = cases.build(name)
+        if contestant == "checkpoint":
+            checkpoint_blocks(case)
+        for _ in range(WARMUP_STEPS):
+            case.step()
+    measured = [each for each in ("plain", "checkpoint") if each in runs]
+    peaks = {each: measure_peak(runs[each].step) for each in measured}
+    handles: dict[str, legroom.Fitted] = {}
+    budgets = {"fitted": peaks.get("checkpoint"), "free": "free", "whole": "100%"}
+    for contestant in names:
+        if contestant in budgets:
+            handles[contestant] = fit_case(runs[contestant], budget=budgets[contestant])
+        for _ in range(WARMUP_STEPS + 1):
+            runs[contestant].step()
+    times = interleaved({each: case.step for each, case in runs.items()})
+    reports = {each: handle.report().to_dict() for each, handle in handles.items()}
+    stash = {
+        each: legroom.profile(runs[each].step, warmup=0).largest_stash_bytes
+        for each in ("plain", "free", "checkpoint")
+        if each in runs
+    }
+    return {"times_ms": times, "peaks": peaks, "reports": reports, "stash": stash}
+
+
+def checkpoint_blocks(case: Case) -> None:
+    """What a person would do: every block under torch.utils.checkpoint."""
+    for path in case.blocks:
+        _checkpoint(case.model.get_submodule(path))
+
+
+def _checkpoint(module: nn.Module) -> None:
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(original, *args, use_reentrant=False, **kwargs)
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def measure_peak(step: Callable[[], object]) -> int:
+    """The allocator's peak over one step."""
+    gauge = PeakGauge(torch.device("cpu"))
+    gauge.start()
+    step()
+    reading = gauge.stop()
+    assert reading is not None, "a profiler was running"
+    return reading.peak_bytes
+
+
+def interleaved(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Milliseconds of each step, round after round, taking turns."""
+    times: dict[str, list[float]] = {each: [] for each in steps}
+    for number in range(ROUNDS):
+        order = list(steps)
+        for each in order[number % len(order) :] + order[: number % len(order)]:
+            started = time.perf_counter()
+            steps[each]()
+            times[each].append(1000 * (time.perf_counter() - started))
+    return times
+
+
+# -- against PyTorch's own budget ----------------------------------------------------------------
+
+
+def measure_torch_budget() -> dict[str, Any]:
+    """`activation_memory_budget` at five settings, and legroom at the peak that each reaches."""
+    return {"rows": [row for subject in ("reference", "gpt2") for row in _budget_rows(subject)]}
+
+
+def _budget_rows(subject: str) -> Iterator[dict[str, Any]]:
+    for setting in TORCH_BUDGETS:
+        row: dict[str, Any] = {"subject": subject, "setting": setting}
+        try:
+            yield {**row, **_budget_row(subject, setting)}
+        except Exception as error:  # a row, not the end of the benchmark
+            yield {**row, "error": one_line(error)}
+
+
+def _budget_row(subject: str, setting: float) -> dict[str, Any]:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    gc.collect()
+    theirs, ours, plain = (_subject(subject) for _ in range(3))
+    their_step = _torch_budget_step(theirs, setting)
+    for step in (their_step, ours.step, plain.step):
+        for _ in range(WARMUP_STEPS):
+            step()
+    peak_bytes = measure_peak(their_step)
+    handle = legroom.fit(ours.model, step=ours.step, budget=peak_bytes)
+    for _ in range(WARMUP_STEPS):
+        ours.step()
+    times = interleaved({"torch": their_step, "legroom": ours.step, "plain": plain.step})
+    report = handle.report()
+    return {
+        "torch_peak_bytes": peak_bytes,
+        "measured_peak_bytes": report.measured_peak_bytes,
+        "predicted_peak_bytes": report.predicted_peak_bytes,
+        "times_ms": {each: statistics.median(values) for each, values in times.items()},
+        "spread_ms": {each: max(values) - min(values) for each, values in times.items()},
+    }
+
+
+class _Subject:
+    """A model with a step that runs the same batch every time."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> None:
+        self.model = model
+        self.loss = loss
+
+    def step(self) -> None:
+        """Forward and backward, into gradients that are made anew."""
+        for param in self.model.parameters():
+            param.grad = None
+        self.loss(self.model).backward()
+
+
+def _subject(name: str) -> _Subject:
+    if name == "reference":
+        reference = Reference()
+
+        def loss(model: nn.Module) -> torch.Tensor:
+            logits = model(reference.tokens).flatten(0, 1)
+            return nn.functional.cross_entropy(logits, reference.labels.flatten())
+
+        return _Subject(reference.model, loss)
+    case = cases.build(name)
+    torch.manual_seed(_SEED)
+    tokens = torch.randint(4096, (8, 256))
+    return _Subject(case.model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
+def _torch_budget_step(subject: _Subject, setting: float) -> Callable[[], None]:
+    """The step under torch's own budget, with the same eager kernels and calling convention."""
+    import torch._functorch.config
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    from legroom.engine.graph import choose_executor
+
+    executor = choose_executor("eager", "bitwise")
+    backend = aot_autograd(
+        fw_compiler=executor.compile,
+        bw_compiler=executor.compile,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    compiled = torch.compile(subject.model, backend=backend, dynamic=False)
+
+    def step() -> None:
+        with torch._functorch.config.patch(activation_memory_budget=setting, donated_buffer=False):
+            for param in subject.model.parameters():
+                param.grad = None
+            subject.loss(compiled).backward()
+
+    return step
+
+
+CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "exact": measure_exact,
+    "speed": measure_speed,
+}
+SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {"torch_budget": measure_torch_budget}
+
+
+def main() -> None:
+    """Measure one part and print it."""
+    if sys.argv[1] in SINGLE_PARTS:
+        answer = SINGLE_PARTS[sys.argv[1]]()
+    else:
+        answer = CASE_PARTS[sys.argv[2]](sys.argv[1])
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Rule 3 on models nobody wrote by hand: whatever is decided for a tensor, training is the same.
+
+The default run carries out choices that no solver would make, on operations whose times are
+modelled; the slow one goes through `legroom.fit` at budgets between the floor and the plain step.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+import legroom
+from legroom import variants, ways
+from legroom.capture import FunctionShell, capture_step, own_call
+from legroom.engine._step_plan import made_up_step
+from legroom.engine.graph import PlannedCall, choose_executor, guard
+from legroom.meter import OperationTime, PeakGauge
+from legroom.meter._costs import cost_of
+from legroom.meter._stopwatch import Call, measure_workspace, undisturbed
+from legroom.plan import with_times
+from legroom.plan._problem import Choice, Problem, build_problem
+from legroom.plan._program import programs_of
+from legroom.plan._search import Search
+from tests.unit.engine.random_models import Recipe, Training, build, recipes
+from tests.unit.engine.training import Seen, bytes_of, state_of
+
+NUM_STEPS = 2
+NUM_CHOICES = 3
+ROOM_BYTES = 64 * 2**10
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+
+
+def train(training: Training, call) -> list[Seen]:
+    """What each step leaves: its loss, gradients, parameters, buffers and the random state."""
+    return [train_step(training, call) for _ in range(NUM_STEPS)]
+
+
+def train_step(training: Training, call) -> Seen:
+    training.optimizer.zero_grad()
+    output = call(training.data, training.labels)
+    loss = training.loss_of(output)
+    seen = {"loss": bytes_of(loss)}
+    seen |= {str(place): bytes_of(each) for place, each in enumerate(pytree.tree_leaves(output))}
+    del output  # the plan knows no loop that holds on to it
+    loss.backward()
+    del loss
+    gradients = {
+        f"{name}.grad": bytes_of(param.grad)
+        for name, param in training.model.named_parameters()
+        if param.grad is not None
+    }
+    training.optimizer.step()
+    return seen | state_of(training.model) | gradients
+
+
+def assert_same(plain: list[Seen], other: list[Seen]) -> None:
+    for number, (before, after) in enumerate(zip(plain, other, strict=True), start=1):
+        differs = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        assert not differs, f"step {number} differs in {differs}"
+
+
+# Any choice ---------------------------------------------------------------------------------------
+
+
+class Modelled:
+    """Stands for `OperationTimes`: scratch memory is measured, times are not."""
+
+    notes: tuple[str, ...] = ()
+
+    def measure(self, signatures, *, on_progress=None):
+        return {signature: _modelled(signature) for signature in dict.fromkeys(signatures)}
+
+
+@functools.cache
+def _modelled(signature: str) -> OperationTime:
+    cost, device = cost_of(signature), torch.device("cpu")
+    try:
+        with undisturbed(device):
+            workspace_bytes = measure_workspace(Call.of(signature, cost, device))
+    except Exception:  # an operation that needs particular values, as the stopwatch finds out too
+        workspace_bytes = 0
+    ms = 1e-9 * cost.flops + 1e-7 * cost.moved_bytes
+    return OperationTime(ms, is_measured=False, workspace_bytes=workspace_bytes)
+
+
+def random_choice(problem: Problem, rng: random.Random) -> Choice:
+    """An option for each candidate, the same for those that are tied, and random variants."""
+    share = rng.choice([0.2, 0.5, 0.8, 1.0])
+    options = [0] * len(problem.candidates)
+    for number, tied in enumerate(problem.tied):
+        if tied[0] == number and rng.random() < share:
+            picked = rng.randrange(len(problem.candidates[number].options))
+            for each in tied:
+                options[each] = picked
+    picked_variants = tuple(
+        (position, rng.randrange(len(names)))
+        for position, names in problem.variant_names.items()
+        if position in problem.needs
+    )
+    return Choice(tuple(options), picked_variants)
+
+
+def fresh_start(recipe: Recipe, training: Training) -> None:
+    """Weights, buffers, optimizer and random numbers as they were when it was built."""
+    training.model.load_state_dict(build(recipe).model.state_dict())
+    training.optimizer.state.clear()
+    training.optimizer.zero_grad()
+
+
+def target_of(training: Training) -> torch.nn.Module:
+    """What is planned: the model, or a function that returns the loss."""
+    if not training.model.recipe.is_function:
+        return training.model
+    return FunctionShell(training.compute_loss)
+
+
+def measured_steps(training: Training, call) -> tuple[list[Seen], int]:
+    """The peak is that of the second step, which has the optimizer's state."""
+    first = train_step(training, call)
+    training.optimizer.zero_grad()
+    gauge = PeakGauge(torch.device("cpu"))
+    assert gauge.start()
+    try:
+        second = train_step(training, call)
+    finally:
+        reading = gauge.stop()
+    assert reading is not None
+    return [first, second], reading.peak_bytes
+
+
+def check_choices(recipe: Recipe, num_choices: int) -> None:
+    training = build(recipe)
+    target = target_of(training)
+    plain = train(training, target)
+    fresh_start(recipe, training)
+    step = made_up_step(target, (training.data, training.labels), {}, (training.optimizer,))
+    capture = capture_step(step, models=[target])
+    _, planned, _ = with_times(capture, Modelled())
+    problem = build_problem(planned, ways.select(), variants.select())
+    search, rng = Search(problem), random.Random(recipe.seed)
+    for _ in range(num_choices):
+        choice = random_choice(problem, rng)
+        predicted = search.simulator.run(choice).peak_bytes
+        call = PlannedCall(
+            own_call(target),
+            capture.sources,
+            programs_of(search, choice),
+            executor=choose_executor("eager", "bitwise"),
+            exactness="bitwise",
+        )
+        guard.acquire()
+        try:
+            fresh_start(recipe, training)
+            seen, measured = measured_steps(training, call)
+        finally:
+            guard.release()
+            torch._dynamo.reset()
+        assert_same(plain, seen)
+        assert not call.unplanned, call.unplanned
+        assert abs(measured - predicted) <= 0.01 * predicted + ROOM_BYTES, (measured, predicted)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+@given(recipes())
+def test_any_choice_trains_the_same(recipe):
+    check_choices(recipe, NUM_CHOICES)
+
+
+# Through the public function ----------------------------------------------------------------------
+
+
+def check_fitted(recipe: Recipe, budget: str | int) -> int:
+    """Train plain and fitted; the plain peak."""
+    training = build(recipe)
+    target = training.compute_loss if recipe.is_function else training.model
+    plain = train(training, target)
+    fresh_start(recipe, training)
+    fitted = legroom.fit(target, budget=budget, optimizer=training.optimizer)
+    try:
+        call = fitted if recipe.is_function else training.model
+        seen = train(training, call)
+        report = fitted.report()
+    finally:
+        fitted.undo()
+        torch._dynamo.reset()
+    assert_same(plain, seen)
+    assert not [what for what, _ in report.not_planned if what == "a graph"]
+    assert report.measured_peak_bytes <= report.budget_bytes
+    assert report.measured_peak_bytes <= 1.01 * report.predicted_peak_bytes + ROOM_BYTES
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+@given(recipes(), st.floats(0, 1))
+def test_fitted_models_train_the_same(recipe, share):
+    floor = check_fitted(recipe, "floor")
+    between = floor.budget_bytes + share * (floor.plain_peak_bytes - floor.budget_bytes)
+    check_fitted(recipe, int(between))
