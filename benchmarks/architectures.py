@@ -339,9 +339,8 @@ def _seed(seed: int) -> None:
 def measure_architecture(name: str) -> dict[str, Any]:
     """Three steps at each level, against the same steps plain."""
     plain = _snapshots(build(name))
-    about = build(name).model
     return {
-        "num_parameters": sum(param.numel() for param in about.parameters()),
+        "num_parameters": sum(param.numel() for param in build(name).model.parameters()),
         "rows": [{"level": level, **_row(name, level, plain)} for level in LEVELS],
     }
 

@@ -3,13 +3,14 @@
 To add one: a module that measures, a file here that writes its tables, a line in the tuple.
 """
 
+from benchmarks.themes._engine import ENGINE
 from benchmarks.themes._meter import METER
 from benchmarks.themes._plan import PLAN
 from benchmarks.themes._theme import Theme
 
 __all__ = ["Theme", "get", "names"]
 
-_THEMES: tuple[Theme, ...] = (METER, PLAN)
+_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE)
 
 
 def names() -> tuple[str, ...]:

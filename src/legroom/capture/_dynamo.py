@@ -142,26 +142,38 @@ def trace_joint(
     traced: Callable[..., Any] = aot_module_simplified(
         graph,
         inputs,
-        fw_compiler=make_forward,
+        fw_compiler=_retainable(make_forward),
         bw_compiler=make_backward,
         inference_compiler=make_inference,
-        partition_fn=_retainable(partition),
+        partition_fn=partition,
+        decompositions={torch.ops.aten.native_dropout_backward.default: _dropout_backward},
         keep_inference_input_mutations=True,
     )
     return traced
 
 
-def _retainable(partition: Callable[..., Any]) -> Callable[..., Any]:
-    """The partition, of which AOTAutograd knows that backward writes into nothing it was given.
+def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
+    """Eager multiplies with a mask that it has scaled, rounded to the gradient's own type.
 
-    Where it was told not to look, it takes that for unknown, and refuses `retain_graph=True`.
+    PyTorch's operation, which stands for it in a joint graph, rounds once, at the end. In float32
+    the bits are the same.
+    """
+    if grad.dtype in (torch.float32, torch.float64):
+        return NotImplemented
+    return grad * (mask.to(grad.dtype) * scale)
+
+
+def _retainable(make_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiler, after which AOTAutograd knows that backward writes into nothing it is given.
+
+    It was told not to look for that, takes it for unknown, and would refuse `retain_graph=True`.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         context: Any = torch._guards.TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []
-        return partition(*args, **kwargs)
+        return make_forward(*args, **kwargs)
 
     return run
 
@@ -207,8 +219,8 @@ def call_that_is_set(module: nn.Module) -> Callable[..., Any] | None:
 
 def own_call(module: nn.Module) -> Callable[..., Any]:
     """What calling the module does without `set_call`; of a compiled model, what it was."""
-    target: Any = dict(module.named_children()).get("_orig_mod", module)
-    call: Callable[..., Any] = target._call_impl
+    compiled = dict(module.named_children()).get("_orig_mod")
+    call: Callable[..., Any] = module._call_impl if compiled is None else compiled
     return call
 
 

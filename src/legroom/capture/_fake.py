@@ -82,6 +82,7 @@ class ExchangedState:
 
     def exchange(self, heap: Heap) -> Iterator[tuple[Kind, torch.Tensor]]:
         """Put fakes behind everything that training changes; yields each, with what it is."""
+        torch.clear_autocast_cache()  # it refers to weights weakly: they could not be exchanged
         for owner in (*heap.modules, *heap.optimizers, *heap.helpers):
             self._restore_containers.append(_remember(vars(owner), _DEPTH))
         state = {
@@ -112,14 +113,15 @@ class ExchangedState:
 
     def put_back(self) -> None:
         """Put everything back as it was."""
-        for tensor, aside in reversed(self._pairs):
-            exchange(tensor, aside)
+        torch.clear_autocast_cache()
+        stuck = [tensor for tensor, aside in reversed(self._pairs) if not exchange(tensor, aside)]
         self._pairs.clear()
         self._storages.clear()
         for restore in reversed(self._restore_containers):
             restore()
         self._restore_containers.clear()
         self._restore_random()
+        assert not stuck, f"bug in legroom: {len(stuck)} tensors could not be put back"
 
     def _fake_of(self, real: torch.Tensor) -> torch.Tensor:
         storage = real.untyped_storage()

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -44,14 +45,21 @@ def fake_rules() -> Iterator[None]:
     table = fake_impls.op_implementations_dict
     added = {op: _as_implementation(rule) for op, rule in FAKE_RULES.items() if op not in ASSUMED}
     before = {op: table[op] for op in added if op in table}
+    # Where there is a decomposition, fake tensors take their layout from it and ask no table.
+    decomposed: dict[Any, Callable[..., Any]] = {
+        op: decomposition_table[op] for op in added if op in decomposition_table
+    }
     FakeTensorMode.cache_clear()
     table.update(added)
+    for op in decomposed:
+        del decomposition_table[op]
     try:
         yield
     finally:
         for op in added:
             del table[op]
         table.update(before)
+        decomposition_table.update(decomposed)
         FakeTensorMode.cache_clear()
 
 
@@ -158,6 +166,11 @@ def _log_softmax_backward(
     return grad.new_empty(grad.shape, dtype=input_dtype)
 
 
+def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """torch's fake kernel is contiguous; the real one is laid out as the gradient is."""
+    return grad * (mask.type_as(grad) * scale)
+
+
 def _nonzero(tensor: Tensor) -> Tensor:
     count = _most(tensor, torch.count_nonzero, otherwise=tensor.numel())
     return tensor.new_empty((tensor.dim(), count), dtype=torch.int64).t()
@@ -208,6 +221,7 @@ FAKE_RULES: dict[OpOverload, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten.native_dropout_backward.default: _dropout_backward,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten._ctc_loss.default: _ctc_loss,

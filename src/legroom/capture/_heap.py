@@ -5,6 +5,7 @@ In goes the running process; out comes a `Heap`, found through Python's garbage 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -77,3 +78,6 @@ def nested_tensors(key: str, value: object) -> Iterator[tuple[str, torch.Tensor]
     elif isinstance(value, list | tuple):
         for item in value:
             yield from nested_tensors(key, item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from nested_tensors(field.name, getattr(value, field.name))

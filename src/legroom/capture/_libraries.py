@@ -12,7 +12,9 @@ In comes `same_path_as_eager()` around capture; out come graphs of what eager wo
 #    objects. There, TorchDynamo needs the other path, or the graph would end.
 # 3. Eager then looks at values: is there padding in the mask, are several sequences packed into a
 #    row? They are answered while tracing; see Note [Known values].
-# 4. TorchDynamo's guards compare functions by identity, so what stands in for one is made once.
+# 4. PyTorch itself replaces some operations while it is traced, interpolation above all, by several
+#    others with other bits. Those replacements are taken out of its tables.
+# 5. TorchDynamo's guards compare functions by identity, so what stands in for one is made once.
 
 from __future__ import annotations
 
@@ -25,6 +27,13 @@ import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+_KEPT_WHOLE = ("upsample_", "_upsample_", "hardshrink", "softshrink")
+"""Operations of rule 4, by how their names begin."""
 
 _ASKED_IN = "transformers.utils.import_utils"
 _ASKS = ("is_torchdynamo_compiling", "is_tracing")
@@ -58,6 +67,7 @@ class _EagerPath:
         self._num_users = 0
         self._known_modules: tuple[int, str] | None = None
         self._patches: list[_Patch] = []
+        self._replaced: list[tuple[OpOverload, dict[Any, Any]]] = []
 
     def __enter__(self) -> None:
         with self._lock:
@@ -66,6 +76,7 @@ class _EagerPath:
                 self._find()
                 for owner, name, _, replacement in self._patches:
                     setattr(owner, name, replacement)
+                self._replaced = _take_out_replacements()
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
@@ -73,6 +84,7 @@ class _EagerPath:
             if self._num_users == 0:
                 for owner, name, original, _ in self._patches:
                     setattr(owner, name, original)
+                _put_in_replacements(self._replaced)
 
     def _find(self) -> None:
         known = len(sys.modules), next(reversed(sys.modules))
@@ -180,6 +192,37 @@ _READERS: dict[tuple[str, str], Callable[[Callable[..., Any]], Callable[..., Any
     ("transformers.masking_utils", "find_packed_sequence_indices"): _packed,
     ("torch", "bincount"): _bincount,  # of experts that a router chose
 }
+
+
+# Operations --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _kept_whole() -> tuple[OpOverload, ...]:
+    names = [name for name in dir(torch.ops.aten) if name.startswith(_KEPT_WHOLE)]
+    packets: list[Any] = [getattr(torch.ops.aten, name) for name in names]
+    return tuple(getattr(packet, name) for packet in packets for name in packet.overloads())
+
+
+def _take_out_replacements() -> list[tuple[OpOverload, dict[Any, Any]]]:
+    """See Note [Eager's path], rule 4; what was taken out."""
+    taken = []
+    for operation in _kept_whole():
+        kernels = operation.py_kernels
+        found = {key: kernels.pop(key) for key in _REPLACING_KEYS if key in kernels}
+        if found:
+            operation._dispatch_cache.clear()
+            taken.append((operation, found))
+    return taken
+
+
+def _put_in_replacements(taken: list[tuple[OpOverload, dict[Any, Any]]]) -> None:
+    for operation, kernels in taken:
+        operation.py_kernels.update(kernels)
+        operation._dispatch_cache.clear()
+
+
+_REPLACING_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 # Logging -----------------------------------------------------------------------------------------

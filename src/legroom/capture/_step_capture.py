@@ -111,9 +111,6 @@ class StepCapture(AbstractTrainingObserver):
         """Exchange everything for fakes and record from here on."""
         self._began = time.perf_counter()
         gc.collect()
-        # Autocast keeps cast weights for the length of a region: a fake one must not outlive us.
-        torch.clear_autocast_cache()
-        self._open.callback(torch.clear_autocast_cache)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._recorder = Recorder(mode)
         self._paths = ModulePaths()

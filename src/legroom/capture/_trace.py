@@ -236,7 +236,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return output
         given = args, kwargs
         if any(not isinstance(tensor, FakeTensor) for tensor in tensors):
-            args, kwargs = _mapped(args, self._to_fake), _mapped(kwargs, self._to_fake)
+            is_lift = func.overloadpacket.__name__ in _LIFTS
+            to_fake = self._lifted if is_lift else self._to_fake
+            args, kwargs = _mapped(args, to_fake), _mapped(kwargs, to_fake)
             tensors = [item for item in _leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
         if func.is_view:
             return func(*args, **kwargs)
@@ -351,14 +353,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             return value
         raw = self.add_storage(value, is_made=False) if _is_dense(value) else None
-        self.pause()
-        try:
-            fake = self._mode.from_tensor(value, static_shapes=True)
-        finally:
-            self.resume()
+        fake = self._fake_of(value)
         if raw is not None and self.find(fake) is None:
             self.alias(fake.untyped_storage(), raw)
         return fake
+
+    def _lifted(self, value: Any) -> Any:
+        """What `torch.tensor()` has made, as an optimizer's steps: only the fake of it lives on."""
+        if not _is_dense(value) or isinstance(value, FakeTensor) or self.find(value) is not None:
+            return self._to_fake(value)
+        fake = self._fake_of(value)
+        self.add_storage(fake, is_made=False)
+        return fake
+
+    def _fake_of(self, value: torch.Tensor) -> torch.Tensor:
+        self.pause()
+        try:
+            return self._mode.from_tensor(value, static_shapes=True)
+        finally:
+            self.resume()
 
 
 def _newest_node() -> int:

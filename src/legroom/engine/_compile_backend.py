@@ -7,6 +7,7 @@ graphs is better served by `legroom.fit`, which plans them together.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,8 +36,7 @@ def compile_backend(
     Raises:
         UsageError: An option is unknown or wrong, or there is no budget.
     """
-    import torch._dynamo
-
+    dynamo: Any = importlib.import_module("torch._dynamo")
     given = dict(options or {})
     unknown = [name for name in given if name not in _OPTIONS]
     if unknown:
@@ -44,5 +44,5 @@ def compile_backend(
             f"backend 'legroom' has no option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}"
         )
     fitted = fit(graph.forward, **given)
-    run: Callable[..., Any] = torch._dynamo.disable(fitted.__call__)
+    run: Callable[..., Any] = dynamo.disable(fitted.__call__)
     return run

@@ -25,6 +25,7 @@ import statistics
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -43,9 +44,9 @@ from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._observer import FitObserver
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
-from legroom.engine._watch import StepWatch
+from legroom.engine._watch import StepEnds, StepWatch
 from legroom.engine.graph import Executor, PlannedCall, choose_executor, guard
-from legroom.errors import BudgetExceededError, UsageError
+from legroom.errors import BudgetExceededError, InfeasibleBudgetError, UsageError
 from legroom.meter import PeakReading
 from legroom.plan import OnProgress, PlanOptions, choose_ways
 from legroom.units import format_bytes
@@ -93,10 +94,21 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     """
     if not callable(target):
         raise UsageError(f"fit a module or a function, not {type(target).__name__}")
+    if isinstance(target, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        name = type(target).__name__
+        raise UsageError(f"{name} only passes calls on; fit the model inside it, `{name}.module`")
+    if any(
+        vars(module).get("_modules", {}).get("_orig_mod") is target
+        for module in scan_heap().modules
+    ):
+        raise UsageError(
+            f"torch.compile was called on this {type(target).__name__}; fit what that returned"
+        )
     if budget is None and activations is None:
         raise UsageError(
             'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"'
         )
+    runner = choose_executor(executor, exactness)
     options = PlanOptions(
         budget=budget,
         activations=activations,
@@ -106,7 +118,6 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         num_points=0,
     )
     options.check()
-    runner = choose_executor(executor, exactness)
     optimizers = _as_tuple(optimizer)
     fitted = Fitted(target, options, runner, optimizers=optimizers, on_progress=on_progress)
     fitted.install()
@@ -131,6 +142,20 @@ def _as_tuple(optimizer: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimi
     return found
 
 
+def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
+    """The options without ways that the executor cannot carry out.
+
+    Raises:
+        UsageError: One of them was asked for by name.
+    """
+    asked = [name for name in options.ways or () if name in executor.without]
+    if asked:
+        raise UsageError(f"executor {executor.name!r} cannot carry out {asked[0]!r}; leave it out")
+    if not executor.without or options.ways is not None:
+        return options
+    return replace(options, ways=choose_ways(without=executor.without, exactness=options.exactness))
+
+
 @final
 class Fitted:
     """A target whose calls are planned; see Note [Fitted calls].
@@ -138,6 +163,8 @@ class Fitted:
     Attributes:
         plan: The plan that the latest call was made under; None before the first.
     """
+
+    _somebody_plans = False
 
     def __init__(  # noqa: PLR0913 - `fit` explains them
         self,
@@ -155,11 +182,13 @@ class Fitted:
         self._module = target if isinstance(target, nn.Module) else FunctionShell(target)
         self._is_module = is_module
         self._plain = own_call(self._module)
+        options = _without_ways_of(executor, options)
         self._options = options
         self._executor = executor
         self._optimizers = optimizers
         self._watch = watch
         self._finds_steps = watch is None
+        self._step_ends: StepEnds | None = None
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
@@ -236,6 +265,8 @@ class Fitted:
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
         if kind is None:
+            if self._watch is not None:
+                self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
                 kind = self._plans[key] = self._plan_kind(key, args, kwargs)
             self._latest = kind
@@ -256,7 +287,7 @@ class Fitted:
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
-        if self._is_busy or not torch.is_grad_enabled():
+        if self._is_busy or Fitted._somebody_plans or not torch.is_grad_enabled():
             return ""
         if torch.compiler.is_compiling():
             return "calls inside somebody else's compilation"
@@ -293,7 +324,7 @@ class Fitted:
         return _PlannedKind(self, self._capture_and_plan(step), key)
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
-        self._is_busy = True
+        self._is_busy = Fitted._somebody_plans = True
         try:
             return plan_call(
                 step,
@@ -303,7 +334,7 @@ class Fitted:
                 on_progress=self._on_progress,
             )
         finally:
-            self._is_busy = False
+            self._is_busy = Fitted._somebody_plans = False
 
     def _find_optimizers(self) -> tuple[Optimizer, ...]:
         if self._optimizers:
@@ -327,15 +358,10 @@ class Fitted:
         if self._watch is None:
             devices = [param.device for param in self._parameters()]
             self._watch = StepWatch(devices[0] if devices else torch.device("cpu"))
-            myself = weakref.ref(self)
-
-            def step_ends(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-                fitted = myself()
-                if fitted is not None and fitted._watch is not None:
-                    fitted._watch.step_ends()
-
-            for optimizer in self._find_optimizers()[-1:]:
-                self._hooks.callback(optimizer.register_step_post_hook(step_ends).remove)
+            self._step_ends = StepEnds(self._watch, self._find_optimizers())
+            self._hooks.callback(self._step_ends.close)
+        if self._step_ends is not None:
+            self._step_ends.call_begins(guard.num_backwards)
         return self._watch
 
     # For the plans -------------------------------------------------------------------------------
@@ -359,6 +385,16 @@ class Fitted:
                 kind.forget()
                 kind.call = self.compile(step_plan)
                 kind.measured_peak_bytes = None
+
+    def reserve(self, num_bytes: int) -> None:
+        """Keep so much of the latest plan's budget free for what is not the step's; plan again.
+
+        Raises:
+            InfeasibleBudgetError: No plan fits what is left.
+        """
+        if self._latest is not None:
+            self._latest.step_plan.reserve(num_bytes)
+            self.compile_again(self._latest.step_plan)
 
     def say(self, text: str) -> None:
         """Tell the user that something has changed."""
@@ -414,18 +450,22 @@ class _PlannedKind:
         if reading.peak_bytes <= plan.budget_bytes:
             return
         predicted = plan.plan.predicted_peak_bytes
+        too_much = BudgetExceededError(
+            budget_bytes=plan.budget_bytes,
+            measured_bytes=reading.peak_bytes,
+            predicted_bytes=predicted,
+        )
         if plan.replans >= _MOST_REPLANS:
-            raise BudgetExceededError(
-                budget_bytes=plan.budget_bytes,
-                measured_bytes=reading.peak_bytes,
-                predicted_bytes=predicted,
-            )
+            raise too_much
         self._owner.say(
             f"measured peak {format_bytes(reading.peak_bytes)} is above the budget of "
             f"{format_bytes(plan.budget_bytes)} (predicted {format_bytes(predicted)}): planning "
             "again with the difference set aside"
         )
-        plan.tighten(reading.peak_bytes - predicted)
+        try:
+            plan.tighten(reading.peak_bytes - predicted)
+        except InfeasibleBudgetError as error:
+            raise too_much from error
         self._owner.compile_again(plan)
 
     def report(self, owner: Fitted) -> RunReport:

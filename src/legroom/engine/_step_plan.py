@@ -55,14 +55,22 @@ class StepPlan:
     not_planned: list[tuple[str, str]] = field(default_factory=list)
 
     def tighten(self, excess_bytes: int) -> None:
-        """Plan again with so much less.
+        """Plan again, because so much more was measured than predicted.
+
+        Raises:
+            InfeasibleBudgetError: No plan fits what is left.
+        """
+        self.replans += 1
+        self.reserve(excess_bytes)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Plan again with so much more of the budget kept free.
 
         Raises:
             InfeasibleBudgetError: No plan fits what is left.
         """
         started = time.perf_counter()
-        self.reserved_bytes += excess_bytes
-        self.replans += 1
+        self.reserved_bytes += num_bytes
         aim = self.budget_bytes - self.reserved_bytes
         self.plan = self.planner.plan(aim)
         self.programs = self.planner.programs(aim)

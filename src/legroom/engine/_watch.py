@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from legroom.meter import PeakGauge, PeakReading
 
@@ -68,9 +71,55 @@ class StepWatch:
             on_reading(reading)
 
     def close(self) -> None:
-        """Stop measuring."""
+        """Stop measuring; what was seen of this step is forgotten."""
         gauge, self._gauge = self._gauge, None
         if gauge is not None:
             with contextlib.suppress(RuntimeError):
                 gauge.stop()
         self._waiting.clear()
+
+
+class StepEnds:
+    """Tells a watch where steps end, in a loop that somebody else has written.
+
+    A step ends when each of the optimizers has made its update: one for each parameter, where they
+    work during the backward pass. It has ended as well where a call begins after some of them did,
+    or, if there are none, after a backward pass.
+    """
+
+    def __init__(self, watch: StepWatch, optimizers: Iterable[Optimizer]) -> None:
+        self._watch = watch
+        self._updated: set[int] = set()
+        self._num_backwards: int | None = None
+        self._hooks = contextlib.ExitStack()
+        myself = weakref.ref(self)
+
+        def update_ends(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            ends = myself()
+            if ends is not None:
+                ends._update_ends(optimizer)
+
+        handles = [optimizer.register_step_post_hook(update_ends) for optimizer in optimizers]
+        self._num_optimizers = len(handles)
+        for handle in handles:
+            self._hooks.callback(handle.remove)
+
+    def _update_ends(self, optimizer: Optimizer) -> None:
+        self._updated.add(id(optimizer))
+        if len(self._updated) == self._num_optimizers:
+            self._end_step()
+
+    def call_begins(self, num_backwards: int) -> None:
+        """A planned call begins, after so many backward passes."""
+        was_backward = self._num_backwards not in (None, num_backwards)
+        self._num_backwards = num_backwards
+        if self._updated or (was_backward and not self._num_optimizers):
+            self._end_step()
+
+    def _end_step(self) -> None:
+        self._updated.clear()
+        self._watch.step_ends()
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._hooks.close()

@@ -70,6 +70,10 @@ TARGETS = torch.randint(1, 7, (2, 5))
 EXACT = {
     "lstm": (aten.mkldnn_rnn_layer.default, lstm_arguments),
     "lstm backward": (aten.mkldnn_rnn_layer_backward.default, lstm_backward_arguments),
+    "dropout": (
+        aten.native_dropout_backward.default,
+        lambda: (torch.randn(2, 8, 6).mT, torch.rand(2, 6, 8) < 0.9, 1.1),
+    ),
     "layer norm": (aten.native_layer_norm_backward.default, layer_norm_backward_arguments),
     "log softmax": (aten._log_softmax_backward_data.default, log_softmax_backward_arguments),
     "groups of rows": (

@@ -218,3 +218,27 @@ def test_packed_sequences_have_eagers_bits(eagers_path):
     for positions in (one, one % 6):
         eager_step = run_step(model, model, position_ids=positions)
         assert_same_bits(run_step(model, call, position_ids=positions), eager_step)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_interpolation_has_eagers_bits(mode, eagers_path):
+    def run(images):
+        scaled = torch.nn.functional.interpolate(images, scale_factor=1.7, mode=mode)
+        return (scaled * scaled.detach().cos()).sum()
+
+    compiled = torch.compile(run, backend="aot_eager", dynamic=False)
+    steps = []
+    for call in (run, compiled):
+        images = torch.rand(2, 3, 7, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        loss = call(images)
+        loss.backward()
+        steps.append([loss.detach(), images.grad])
+    assert_same_bits(steps[1], steps[0])
+
+
+def test_pytorchs_replacements_are_back_afterwards():
+    operation = torch.ops.aten.upsample_bilinear2d.default
+    before = dict(operation.py_kernels)
+    with same_path_as_eager():
+        assert torch._C.DispatchKey.Autograd not in operation.py_kernels
+    assert operation.py_kernels == before

@@ -213,7 +213,7 @@ def test_embeddings_are_renormed_once():
 
 def test_frozen_parts_and_adapters():
     model = Adapted()
-    check_same(model, backward_of_batch)
+    check_same(model, backward_of_batch, activations="80%")
     assert model.unused.weight.grad is None
     assert all(param.grad is None for param in model.net.parameters())
 
@@ -286,5 +286,4 @@ def test_backward_hooks_of_modules_run():
 
     model.blocks[1].register_full_backward_hook(hook)
     check_same(model, backward_of_batch, activations="80%")
-    assert len(seen) == 6
-    assert seen[:3] == seen[3:]
+    assert seen[:3] == seen[-3:]  # plain, then on made-up tensors, then fitted

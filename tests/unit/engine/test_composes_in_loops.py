@@ -4,6 +4,7 @@ One net is fitted once; each test trains it from the same start, beside a plain 
 """
 
 import copy
+import functools
 import io
 import pickle
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared():
+def fitted_once():
     torch.manual_seed(0)
     model = Net()
     start = copy.deepcopy(model.state_dict())
@@ -71,6 +72,13 @@ def shared():
     train(model, backward_of_batch, optimizer)
     yield Shared(model, optimizer, handle, start)
     handle.undo()
+
+
+@pytest.fixture
+def shared(fitted_once):
+    fitted_once.reset()
+    yield fitted_once
+    fitted_once.optimizer.step()  # a step that a test began is being measured
 
 
 def test_clipping_and_scaling(shared):
@@ -187,8 +195,7 @@ def test_gradients_of_inputs_for_attacks(shared):
         value, target = batch(step)
         value.requires_grad_()
         (slope,) = torch.autograd.grad(model(value, target), value)
-        attacked = (value + 0.1 * slope.sign()).detach()
-        loss = model(attacked, target) + model(value.detach(), target)
+        loss = model((value + 0.1 * slope.sign()).detach(), target)
         loss.backward()
         return loss
 
@@ -287,7 +294,6 @@ def test_batches_from_workers(shared):
 
 
 def test_gradients_of_gradients_are_refused_at_once(shared):
-    shared.reset()
     value, target = batch(0)
     value.requires_grad_()
     backward_of_batch(shared.model, 0)
@@ -321,9 +327,97 @@ def test_copies_and_pickles_are_plain(shared):
     assert all(param.grad is not None for param in copies[0].parameters())
 
 
-def test_optimizers_in_backward():
-    def in_backward(model):
-        return _InBackward(model)
+class UpdatesInBackward:
+    """An optimizer for each parameter, which works as soon as the gradient is there."""
 
-    handle = check_same(Net(), backward_of_batch, make_optimizer=in_backward)
-    assert handle.report().measured_peak_bytes
+    def __init__(self, model):
+        self.optimizers = [torch.optim.SGD([param], lr=0.05) for param in model.parameters()]
+        for param, optimizer in zip(model.parameters(), self.optimizers, strict=True):
+            param.register_post_accumulate_grad_hook(functools.partial(self.update, optimizer))
+
+    @staticmethod
+    def update(optimizer, param):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step(self):
+        pass
+
+    zero_grad = step
+
+
+def test_optimizers_in_backward():
+    model = Net()
+    plain = copy.deepcopy(model)
+    expected = train(plain, backward_of_batch, UpdatesInBackward(plain))
+    updates = UpdatesInBackward(model)
+    handle = legroom.fit(model, activations="60%", optimizer=updates.optimizers)
+    actual = train(model, backward_of_batch, updates)
+    handle.undo()
+    assert first_difference(expected, actual) is None
+    check_planned(handle.report())
+
+
+def test_updates_without_an_optimizer():
+    class ByHand:
+        def __init__(self, model):
+            self.model = model
+
+        @torch.no_grad()
+        def step(self):
+            for param in self.model.parameters():
+                param.sub_(0.05 * param.grad)
+
+        def zero_grad(self):
+            self.model.zero_grad()
+
+    model = Net()
+    plain = copy.deepcopy(model)
+    expected = train(plain, backward_of_batch, ByHand(plain))
+    handle = legroom.fit(model, activations="60%")
+    actual = train(model, backward_of_batch, ByHand(model))
+    handle.undo()
+    assert first_difference(expected, actual) is None
+    check_planned(handle.report())
+
+
+def test_micro_batches_keep_to_the_budget():
+    def gradients(model, step):
+        for micro in range(2):
+            loss = model(*batch(10 * step + micro)) / 2
+            loss.backward()
+        return loss
+
+    check_same(Net(), gradients)
+
+
+def test_a_gradient_scaler_and_autocast():
+    class Scaled:
+        def __init__(self, model):
+            self.optimizer = sgd(model)
+            model.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+            self.scaler = model.scaler
+
+        def step(self):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+        def zero_grad(self):
+            self.optimizer.zero_grad()
+
+    def gradients(model, step):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(*batch(step))
+        model.scaler.scale(loss).backward()
+        return loss
+
+    model = Net()
+    plain = copy.deepcopy(model)
+    expected = train(plain, gradients, Scaled(plain))
+    scaled = Scaled(model)
+    handle = legroom.fit(model, activations="60%", optimizer=scaled.optimizer)
+    actual = train(model, gradients, scaled)
+    handle.undo()
+    assert first_difference(expected, actual) is None
+    check_planned(handle.report())
+    assert scaled.scaler.get_scale() == 8192.0

@@ -7,6 +7,7 @@ modelled; the slow one goes through `legroom.fit` at budgets between the floor a
 from __future__ import annotations
 
 import functools
+import gc
 import random
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 import legroom
 from legroom import variants, ways
-from legroom.capture import FunctionShell, capture_step, own_call
+from legroom.capture import FunctionShell, _heap, capture_step, own_call
 from legroom.engine._step_plan import made_up_step
 from legroom.engine.graph import PlannedCall, choose_executor, guard
 from legroom.meter import OperationTime, PeakGauge
@@ -63,6 +64,17 @@ def assert_same(plain: list[Seen], other: list[Seen]) -> None:
     for number, (before, after) in enumerate(zip(plain, other, strict=True), start=1):
         differs = [key for key in {**before, **after} if before.get(key) != after.get(key)]
         assert not differs, f"step {number} differs in {differs}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _see_only_what_is_new():
+    """Every measurement looks at all that is alive, and a test process has a million objects."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_heap, "_all_objects", gc.get_objects)
+        gc.collect()
+        gc.freeze()
+        yield
+        gc.unfreeze()
 
 
 # Any choice ---------------------------------------------------------------------------------------

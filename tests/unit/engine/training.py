@@ -103,7 +103,8 @@ def check_same(
         actual = train(model, gradients, optimizer)
     finally:
         handle.undo()
-    assert first_difference(expected, actual) is None
+    difference = first_difference(expected, actual)
+    assert difference is None, f"{difference} differs"
     check_planned(handle.report(), within_budget=within_budget)
     return handle
 

@@ -21,11 +21,13 @@ class Executor(abc.ABC):
     Attributes:
         exactness: How close to plain PyTorch its results are.
         can_deliver: Whether a graph may call functions of ours, in Python.
+        without: Names of ways that it cannot carry out.
     """
 
     name: ClassVar[str]
     exactness: ClassVar[Exactness]
     can_deliver: ClassVar[bool]
+    without: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -64,16 +66,25 @@ class Inductor(Executor):
     name = "inductor"
     exactness = Exactness.ROUNDING
     can_deliver = False
+    without = ("replay",)
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """What Inductor makes of the graph."""
+        """What Inductor makes of the graph, after its decompositions; random numbers are eager's.
+
+        The plan was made before: what it drops stays dropped, what it runs again stays run again.
+        """
         try:
+            from torch._inductor import config
             from torch._inductor.compile_fx import compile_fx_inner
+            from torch._inductor.decomposition import select_decomp_table
+            from torch.fx.experimental.proxy_tensor import make_fx
         except ImportError:
             raise TorchInterfaceError(
                 "torch._inductor.compile_fx.compile_fx_inner", tested=_TESTED
             ) from None
-        compiled: Any = compile_fx_inner(graph, inputs)
+        with config.patch(fallback_random=True):
+            decomposed = make_fx(graph, decomposition_table=select_decomp_table())(*inputs)
+            compiled: Any = compile_fx_inner(decomposed, inputs)
         return compiled  # type: ignore[no-any-return]
 
 

@@ -42,10 +42,12 @@ class BackwardGuard:
 
     Attributes:
         accepting: Leaves whose gradients may be delivered in the call that is running, by identity.
+        num_backwards: Calls into the engine that went through planned pieces.
     """
 
     def __init__(self) -> None:
         self.accepting: frozenset[int] = frozenset()
+        self.num_backwards = 0
         self._num_users = 0
         self._put_aside: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._open = contextlib.ExitStack()
@@ -105,6 +107,7 @@ class BackwardGuard:
             return frozenset()
         if call.creates_graph:
             raise DoubleBackwardError
+        self.num_backwards += 1
         if not call.accumulates or call.is_restricted or _is_distributed():
             return frozenset()
         return frozenset(

@@ -244,16 +244,14 @@ class _Splitter:
         if node.op == "placeholder" or self._is_kept(node):
             self._saved.append(node)
             return self._input(node)
-        if node.name in self._makers or _is_part(node):
+        if _maker(node).name in self._makers:
             raise MismatchError(f"a program reads {node.name} before it was given back")
         return self._copy(node)
 
     def _is_kept(self, node: fx.Node) -> bool:
         """Whether forward makes it, as a tensor of its own, and keeps it."""
-        maker = node.args[0] if _is_part(node) else node
         return (
-            isinstance(maker, fx.Node)
-            and maker.name in self._made_in_forward
+            _maker(node).name in self._made_in_forward
             and self._code.storage_of.get(node.name) not in self._dropped
             and isinstance(node.meta.get("val"), torch.Tensor)
         )
@@ -335,6 +333,13 @@ def _parts(node: fx.Node) -> Iterator[fx.Node]:
 
 def _is_part(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """What has made a value: of a part, what was taken apart."""
+    whole = node.args[0] if _is_part(node) else node
+    assert isinstance(whole, fx.Node), "bug in legroom: a part of nothing"
+    return whole
 
 
 def _is_tangent(node: fx.Node) -> bool:

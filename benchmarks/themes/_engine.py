@@ -1,0 +1,214 @@
+"""Theme `engine`: is fitted training the same, within the budget, and faster than others?
+
+In goes what `benchmarks.engine` measured, by case and part, and the parts that are measured once;
+out come its tables. Whatever could not be measured is a row with its error.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks import engine
+from benchmarks.themes._tables import mib, percent, table
+from benchmarks.themes._theme import Theme
+
+_RAN, _BELOW = "ran", "below floor"
+
+
+def write_markdown(result: dict[str, Any]) -> str:
+    """The tables of one result."""
+    about, rows, singles = result["about"], result["cases"], result.get("singles", {})
+    lines = [
+        "# Is fitted training the same, within the budget, and faster than what others offer?",
+        "",
+        f"{about['date']} · commit {about['commit']} · torch {about['torch']} · Python "
+        f"{about['python']} · {about['machine']} · `{about['command']}`. Cases in size `small`, "
+        "exactness `bitwise`, executor `eager`.",
+        "",
+        *_exact_section("The twelve cases", {n: row["exact"] for n, row in rows.items()}),
+        *_exact_section("Other architectures", singles.get("architectures", {})),
+        *_speed_section({name: row["speed"] for name, row in rows.items()}),
+        *_torch_section(singles.get("torch_budget", {})),
+        *_limited_section(singles.get("trains_limited", {})),
+    ]
+    return "\n".join(lines)
+
+
+# -- the same training -------------------------------------------------------------------------
+
+
+def _exact_section(title: str, seen: dict[str, Any]) -> Iterable[str]:
+    body, ran = [], []
+    for name, answer in seen.items():
+        if "error" in answer:
+            body.append([name, "", answer["error"]])
+            continue
+        for row in answer["rows"]:
+            body.append([name, row["level"], *_exact_cells(row)])
+            if row["status"] == _RAN:
+                ran.append(row)
+    if not body:
+        return
+    offs = [abs(_off(row)) for row in ran]
+    summary = (
+        "nothing ran"
+        if not ran
+        else (
+            f"{len(ran)} rows ran; {sum(row['num_different'] == 0 for row in ran)} of them equal "
+            f"in every bit; {sum(_is_over(row) for row in ran)} over budget; prediction off by median "
+            f"{percent(statistics.median(offs))}, worst {percent(max(offs))}"
+        )
+    )
+    head = [
+        *("case", "level", "different", "budget MiB", "predicted", "measured", "off", "replans"),
+        *("planning s", "to 2nd step s"),
+    ]
+    yield from (
+        f"## {title}",
+        "",
+        f"Three steps plain and fitted from the same state: loss, every gradient, parameter, "
+        f"buffer, optimizer state and the random state, bit for bit. {summary}.",
+        "",
+        *table(head, body),
+        "",
+    )
+
+
+def _exact_cells(row: dict[str, Any]) -> list[str]:
+    if row["status"] == _BELOW:
+        return [f"below floor ({mib(row['floor_bytes'])} MiB)"]
+    if row["status"] != _RAN:
+        return [row["error"]]
+    first = f" ({row['first_different'][0]})" if row["first_different"] else ""
+    return [
+        f"{row['num_different']} of {row['num_compared']}{first}",
+        mib(row["budget_bytes"]),
+        mib(row["predicted_peak_bytes"]),
+        mib(row["measured_peak_bytes"] or 0) + " **over**" * _is_over(row),
+        percent(_off(row)),
+        str(row["replans"]),
+        f"{row['planning_s']:.0f}",
+        f"{row['to_second_step_s']:.0f}" if "to_second_step_s" in row else "",
+    ]
+
+
+def _off(row: dict[str, Any]) -> float:
+    measured: float = row["measured_peak_bytes"] or 0
+    return measured / row["predicted_peak_bytes"] - 1
+
+
+def _is_over(row: dict[str, Any]) -> bool:
+    return (row["measured_peak_bytes"] or 0) > row["budget_bytes"]
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def _speed_section(seen: dict[str, Any]) -> Iterable[str]:
+    body = []
+    for name, answer in seen.items():
+        body.append([name, *(_speed_cells(answer) if "error" not in answer else [answer["error"]])])
+    head = [
+        *("case", "plain ms", "checkpointed / plain", "fitted / plain", "fitted / checkpointed"),
+        *("free / plain", "whole / plain", "stash plain MiB", "stash free", "ratio"),
+    ]
+    yield from (
+        "## Time of a step",
+        "",
+        f"Medians of {engine.ROUNDS} rounds, taking turns (spread: slowest minus fastest). "
+        "*Checkpointed*: every block under `torch.utils.checkpoint`, by hand. *Fitted*: legroom at "
+        "that peak, as measured. *Free*: the lowest budget without predicted added time. *Whole*: "
+        "budget 100 %.",
+        "",
+        *table(head, body),
+        "",
+    )
+
+
+def _speed_cells(answer: dict[str, Any]) -> list[str]:
+    times = {name: statistics.median(values) for name, values in answer["times_ms"].items()}
+    spread = max(answer["times_ms"]["plain"]) - min(answer["times_ms"]["plain"])
+
+    def ratio(one: str, other: str) -> str:
+        return f"{times[one] / times[other]:.3f}" if one in times and other in times else "–"
+
+    stash = answer["stash"]
+    return [
+        f"{times['plain']:.0f} ± {spread / 2:.0f}",
+        ratio("checkpoint", "plain"),
+        ratio("fitted", "plain"),
+        ratio("fitted", "checkpoint"),
+        ratio("free", "plain"),
+        ratio("whole", "plain"),
+        mib(stash["plain"]),
+        mib(stash["free"]),
+        f"{stash['plain'] / max(1, stash['free']):.2f}",
+    ]
+
+
+def _torch_section(seen: dict[str, Any]) -> Iterable[str]:
+    if not seen:
+        return
+    yield from ("## Against `activation_memory_budget`", "")
+    if "error" in seen:
+        yield from (seen["error"], "")
+        return
+    body = []
+    for row in seen["rows"]:
+        cells = [row["subject"], f"{row['setting']:g}"]
+        if "error" in row:
+            body.append([*cells, row["error"]])
+            continue
+        times = row["times_ms"]
+        body.append(
+            [
+                *cells,
+                mib(row["torch_peak_bytes"]),
+                mib(row["measured_peak_bytes"]),
+                *(f"{times[each]:.0f}" for each in ("plain", "torch", "legroom")),
+                f"{times['legroom'] / times['torch']:.3f}",
+                f"{row['spread_ms']['torch']:.0f} / {row['spread_ms']['legroom']:.0f}",
+            ]
+        )
+    head = [
+        *("model", "setting", "torch's peak MiB", "legroom's", "plain ms", "torch ms"),
+        *("legroom ms", "legroom / torch", "spreads ms"),
+    ]
+    yield from (
+        "Both run the same eager kernels; legroom's budget is the peak that torch's setting "
+        "reaches, as measured.",
+        "",
+        *table(head, body),
+        "",
+    )
+
+
+def _limited_section(seen: dict[str, Any]) -> Iterable[str]:
+    if not seen:
+        return
+    yield from ("## Training where the plain step does not fit", "")
+    if "error" in seen:
+        yield from (seen["error"], "")
+        return
+    body = [
+        [name, row.get("outcome", row.get("error", "")), f"{row.get('seconds', 0):.0f}"]
+        for name, row in seen["rows"].items()
+    ]
+    yield from (
+        f"`{seen['case']}` in a process that may hold what it holds before the model plus half of "
+        f"the plain step's peak, {mib(seen['allowed_bytes'])} MiB.",
+        "",
+        *table(["process", "outcome", "s"], body),
+        "",
+    )
+
+
+ENGINE = Theme(
+    name="engine",
+    module="benchmarks.engine",
+    case_parts=tuple(engine.CASE_PARTS),
+    single_parts=tuple(engine.SINGLE_PARTS),
+    write_markdown=write_markdown,
+)

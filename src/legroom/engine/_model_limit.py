@@ -1,0 +1,131 @@
+"""The process limit of `legroom run --limit`: the size before the model, plus the budget.
+
+In goes the budget; it waits for the first module that the script makes, and limits the process as
+soon as the budget is known in bytes. See Note [Model limit].
+"""
+
+# Note [Model limit]
+# 1. The size before the model is that when the first module is made outside of imports: libraries
+#    make modules of their own while they are imported.
+# 2. What legroom itself needs is inside the limit: graphs, compiled code, recorded events. Plans
+#    are therefore made for less than the budget: what the process has grown by beside tensors while
+#    planning, and as much again, which compiling and measuring take. On GPT-2 with 6 layers,
+#    planning takes 45 to 70 MiB, and all together 150.
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, final
+
+from torch import nn
+
+from legroom.capture import scan_heap
+from legroom.engine._fit import Fitted
+from legroom.engine._limit import data_bytes, limit_process
+from legroom.errors import InfeasibleBudgetError, ScriptError, UsageError
+from legroom.plan import PlanOptions
+from legroom.units import format_bytes
+
+_GROWTH = 2.0
+_LEAST_ROOM_BYTES = 64 * 2**20
+
+
+@final
+class ModelLimit:
+    """The process limit: its size before the model, plus the budget as soon as that is known."""
+
+    def __init__(self, options: PlanOptions) -> None:
+        budget = options.chosen_budget
+        self._known_bytes = None if budget is None else budget.num_bytes
+        self._before_bytes = 0
+        self._applied = contextlib.ExitStack()
+        self._is_applied = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wait for the first module that is made, outside of imports."""
+        self._before_bytes = _checked_data_bytes()
+        module_class: Any = nn.Module
+        original = module_class.__init__
+
+        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if module_class.__init__ is init and not _is_importing():
+                module_class.__init__ = original
+                self._model_begins()
+            original(module, *args, **kwargs)
+
+        module_class.__init__ = init
+        try:
+            with self._applied:
+                yield
+        finally:
+            if module_class.__init__ is init:
+                module_class.__init__ = original
+
+    def apply(self, budget_bytes: int) -> None:
+        """Limit the process, unless it is limited already."""
+        if self._is_applied:
+            return
+        room_bytes = self._before_bytes + budget_bytes - _checked_data_bytes()
+        if room_bytes <= 0:
+            raise ScriptError(
+                "the process is above its size before the model plus the budget as the limit is "
+                "about to be set: planning itself took the rest.\n"
+                "  try: --budget in bytes, which limits from the start; or a larger budget"
+            )
+        self._is_applied = True
+        self._applied.enter_context(limit_process(room_bytes))
+
+    def make_room(self, fitted: Fitted) -> None:
+        """Plan again with what the process itself takes kept free; see Note [Model limit], rule 2.
+
+        Raises:
+            InfeasibleBudgetError: No plan fits what is left.
+        """
+        grown_bytes = _checked_data_bytes() - self._before_bytes - _tensor_bytes()
+        room_bytes = int(_GROWTH * max(0, grown_bytes)) + _LEAST_ROOM_BYTES
+        try:
+            fitted.reserve(room_bytes)
+        except InfeasibleBudgetError as error:
+            error.args = (
+                f"with {format_bytes(room_bytes)} of the budget kept free for the process itself, "
+                f"because it is limited: {error}",
+            )
+            raise
+
+    def lift(self) -> None:
+        """Limit no more."""
+        self._applied.close()
+
+    def _model_begins(self) -> None:
+        self._before_bytes = _checked_data_bytes()
+        if self._known_bytes is not None:
+            self.apply(self._known_bytes)
+
+
+def _checked_data_bytes() -> int:
+    present_bytes = data_bytes()
+    if present_bytes is None:
+        raise UsageError("--limit needs Linux's /proc/self/status; leave it out on this system")
+    return present_bytes
+
+
+def _is_importing() -> bool:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tensor_bytes() -> int:
+    """What is alive of tensors that Python knows."""
+    storages: dict[int, int] = {}
+    for tensor in scan_heap().tensors:
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
