@@ -57,8 +57,8 @@ def _exact_section(title: str, seen: dict[str, Any]) -> Iterable[str]:
         if not ran
         else (
             f"{len(ran)} rows ran; {sum(row['num_different'] == 0 for row in ran)} of them equal "
-            f"in every bit; {sum(_is_over(row) for row in ran)} over budget; prediction off by median "
-            f"{percent(statistics.median(offs))}, worst {percent(max(offs))}"
+            f"in every bit; {sum(_is_over(row) for row in ran)} over budget; prediction off by "
+            f"median {percent(statistics.median(offs))}, worst {percent(max(offs))}"
         )
     )
     head = [

@@ -46,7 +46,7 @@ def test_the_makefile_lists_every_target():
     assert {"setup", "demo", "test", "check", "bench", "help"} <= set(targets)
 
 
-@pytest.mark.parametrize("command", ["profile", "plan"])
+@pytest.mark.parametrize("command", ["profile", "plan", "run", "verify"])
 def test_options_in_the_docs_exist(command):
     helped = subprocess.run(
         [sys.executable, "-m", "legroom", command, "--help"],
@@ -58,9 +58,10 @@ def test_options_in_the_docs_exist(command):
     assert [option for option in named if option not in helped] == []
 
 
-def test_every_option_of_plan_is_in_its_docs():
-    text = (ROOT / "docs" / "plan.md").read_text()
-    (group,) = [each for each in cli_commands() if each.name == "plan"]
+@pytest.mark.parametrize("command", ["plan", "run", "verify"])
+def test_every_option_is_in_its_docs(command):
+    text = (ROOT / "docs" / f"{command}.md").read_text()
+    (group,) = [each for each in cli_commands() if each.name == command]
     options = [name for param in group.params for name in param.opts if name.startswith("--")]
     assert [name for name in options if name not in text] == []
 

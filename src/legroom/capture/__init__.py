@@ -15,7 +15,6 @@ from legroom.capture._autograd import (
 from legroom.capture._dynamo import (
     call_that_is_set,
     captured,
-    default_partition,
     dynamo_settings,
     own_call,
     set_call,
@@ -24,6 +23,7 @@ from legroom.capture._dynamo import (
     with_detached_outputs,
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
+from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
@@ -65,9 +65,9 @@ __all__ = [
     "call_that_is_set",
     "capture_step",
     "captured",
-    "default_partition",
     "dynamo_settings",
     "failure_of",
+    "fake_rules",
     "graph_of",
     "is_model_code",
     "is_out_of_memory",

@@ -164,7 +164,8 @@ class _Reader:
         for node in nodes:
             if _is_tangent(node) or any(source in late for source in node.all_input_nodes):
                 late.add(node)
-        writers = [node for node in nodes if _is_mutable(node)]
+        # Random numbers that nobody reads are drawn all the same: those after them depend on it.
+        writers = [node for node in nodes if _is_mutable(node) or _is_random(node)]
         forward = _ancestors(
             [node for node in outputs[:num_forward_outputs] if isinstance(node, fx.Node)]
             + [node for node in writers if node not in late]
@@ -230,7 +231,7 @@ class _Reader:
             updates=updates,
             remake_reads=self._remake_reads(node),
             signature=_signature(node),
-            is_random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
+            is_random=_is_random(node),
             line=line,
             module=module,
         )
@@ -310,6 +311,10 @@ def _is_mutable(node: fx.Node) -> bool:
         and isinstance(node.target, torch._ops.OpOverload)
         and node.target._schema.is_mutable
     )
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _written_nodes(node: fx.Node) -> list[fx.Node]:

@@ -22,6 +22,7 @@ from typing import Any, final
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from legroom.capture._autograd import graph_of
 from legroom.capture._dynamo import (
@@ -242,6 +243,7 @@ class _Source:
         self._root = root
         self._number = -1
         self._has_run = False
+        self._constants: dict[int, torch.Tensor] = {}
         self._differentiable: set[int] = set()
         self._differentiated: set[int] = set()
         self._piece: Callable[..., Any] | None = None
@@ -255,7 +257,11 @@ class _Source:
         if self._piece is None:
             graph = with_detached_outputs(self._graph, self._unused)
             self._piece, self._number = self._pieces.trace(graph, inputs, self._root)
-        return self._piece(*inputs)
+        outputs = self._piece(*inputs)
+        for place, constant in self._constants.items():
+            if isinstance(outputs[place], FakeTensor):
+                outputs[place].constant = constant
+        return outputs
 
     def forget(self) -> None:
         """Let go of everything: TorchDynamo leaves us in the globals of what it compiled."""
@@ -283,6 +289,8 @@ class _Source:
         )
 
     def _watched(self, place: int, output: Any) -> Any:
+        if isinstance(output, FakeTensor) and output.constant is not None:
+            self._constants[place] = output.constant
         if not isinstance(output, torch.Tensor) or graph_of(output) is None:
             return output
         self._differentiable.add(place)

@@ -18,7 +18,8 @@ See Note [Recording].
 # 5. Whole numbers and truth values that were real stay real as long as they are small, and so do
 #    those that the program makes of nothing (`arange`): they often decide where the program goes
 #    (`if mask.all()`). Other values are not known, nor are those of a real tensor once something
-#    unknown was written into it.
+#    unknown was written into it. A single random number is taken to be a half: models skip layers
+#    by `if torch.rand([]) < 0.1`.
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ _SMALL_BYTES = 1 << 20
 _ACCUMULATION = torch.ops.aten.add.Tensor
 _LIFTS = ("lift", "lift_fresh", "lift_fresh_copy")
 _MAKERS = ("arange", "full", "ones", "zeros", "tril_indices", "triu_indices")
+_UNIFORM = torch.ops.aten.rand.default
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
 
@@ -244,6 +246,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         self._pending = _Pending()
         output = self._ruled(func, *given) if func in FAKE_RULES else func(*args, **kwargs)
+        if func is _UNIFORM and output.numel() == 1:
+            _assume_half(output)
         self._record(func, args, kwargs, tensors, output)
         for tensor in _written_by(func, *given):
             if not isinstance(tensor, FakeTensor) and (raw := self.find(tensor)) is not None:
@@ -372,6 +376,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._mode.from_tensor(value, static_shapes=True)
         finally:
             self.resume()
+
+
+def _assume_half(number: torch.Tensor) -> None:
+    """See Note [Recording], rule 5."""
+    if isinstance(number, FakeTensor):
+        with _disable_current_modes():
+            number.constant = torch.full(number.shape, 0.5, dtype=number.dtype)
 
 
 def _newest_node() -> int:

@@ -70,10 +70,11 @@ class StepPlan:
             InfeasibleBudgetError: No plan fits what is left.
         """
         started = time.perf_counter()
-        self.reserved_bytes += num_bytes
-        aim = self.budget_bytes - self.reserved_bytes
+        reserved_bytes = self.reserved_bytes + num_bytes
+        aim = self.budget_bytes - reserved_bytes
         self.plan = self.planner.plan(aim)
         self.programs = self.planner.programs(aim)
+        self.reserved_bytes = reserved_bytes
         self.planning_s += time.perf_counter() - started
 
 

@@ -1,13 +1,14 @@
 """Watches the first steps under a plan: measured peak against prediction and budget.
 
 In come the beginning of planned calls and the ends of steps; out goes a `PeakReading` to each plan
-that was at work. After two measured steps a plan is left alone: the first makes the optimizer's
-state, the second has it.
+that was at work. After three measured steps a plan is left alone: the first compiles and makes the
+optimizer's state, the others are like all that follow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from legroom.meter import PeakGauge, PeakReading
 
-_MEASURED_STEPS = 2
+_MEASURED_STEPS = 3
 _REMEMBERED = 21
 
 OnReading = Callable[[PeakReading], None]
@@ -47,6 +48,7 @@ class StepWatch:
             return
         self._waiting[identity] = on_reading
         if self._gauge is None:
+            gc.collect()  # what compiling has left behind is no part of the step
             gauge = PeakGauge(self._device)
             if gauge.start():
                 self._gauge = gauge
@@ -82,9 +84,9 @@ class StepWatch:
 class StepEnds:
     """Tells a watch where steps end, in a loop that somebody else has written.
 
-    A step ends when each of the optimizers has made its update: one for each parameter, where they
-    work during the backward pass. It has ended as well where a call begins after some of them did,
-    or, if there are none, after a backward pass.
+    A step ends when each of the optimizers has made its update. It has ended as well where a call
+    begins after some of them did, or after all did during the backward pass, or, if there are none,
+    after a backward pass.
     """
 
     def __init__(self, watch: StepWatch, optimizers: Iterable[Optimizer]) -> None:
@@ -106,7 +108,9 @@ class StepEnds:
 
     def _update_ends(self, optimizer: Optimizer) -> None:
         self._updated.add(id(optimizer))
-        if len(self._updated) == self._num_optimizers:
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        # A profiler that is stopped inside a backward pass counts as running after it.
+        if len(self._updated) == self._num_optimizers and not is_in_backward:
             self._end_step()
 
     def call_begins(self, num_backwards: int) -> None:

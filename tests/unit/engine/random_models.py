@@ -1,4 +1,4 @@
-"""Random small models that train: branches, shared weights, norms, dropout, attention, views, buffers.
+"""Random small models: branches, shared weights, norms, dropout, attention, views, buffers.
 
 `recipes()` draws a `Recipe`, which reads like the model it makes; `build(recipe)` makes it. A layer
 knows the shape it works on: an image (channels, height, width), a sequence (length, width) or a
@@ -19,6 +19,7 @@ from torch import nn
 Shape = tuple[int, ...]
 CLASSES = 5
 VOCABULARY = 40
+RETURNS = ("loss", "loss and features", "dictionary", "features")
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,10 @@ def _shuffle_channels(value):
     return swapped.reshape(batch, channels, height, width)
 
 
+def _pad_and_cut(value):
+    return F.pad(value, (1, 1, 1, 1), mode="reflect")[..., 1:-1, :-2]
+
+
 def _every_second(value):
     halves = value[..., ::2]
     return torch.repeat_interleave(halves, 2, dim=-1)
@@ -268,8 +273,8 @@ ON_IMAGES: dict[str, Make] = {
     "dropout2d": lambda c, h, w: nn.Dropout2d(0.2),
     "shuffle_channels": lambda c, h, w: Lambda(_shuffle_channels),
     "gate": lambda c, h, w: Gate(1),
-    "padding": lambda c, h, w: Lambda(lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")[..., 1:-1, 1:-1]),
-}  # fmt: skip
+    "padding": lambda c, h, w: Lambda(_pad_and_cut),
+}
 
 ON_SEQUENCES: dict[str, Make] = {
     "linear": lambda n, d: nn.Linear(d, d),
@@ -286,7 +291,7 @@ ON_SEQUENCES: dict[str, Make] = {
     "heads": lambda n, d: Heads(d, tells_weights=False),
     "heads_with_weights": lambda n, d: Heads(d, tells_weights=True),
     "encoder_layer": lambda n, d: nn.TransformerEncoderLayer(d, 2, 2 * d, batch_first=True),
-    "positions": lambda n, d: Positions(n, d),
+    "positions": Positions,
     "along_length": lambda n, d: AlongLength(d),
     "gate": lambda n, d: Gate(2),
     "softmax": lambda n, d: Lambda(lambda x: x * x.softmax(dim=1)),
@@ -297,12 +302,12 @@ ON_SEQUENCES: dict[str, Make] = {
 ON_VECTORS: dict[str, Make] = {
     "linear": lambda d: nn.Linear(d, d),
     "wide": lambda d: nn.Sequential(nn.Linear(d, 4 * d), nn.ReLU(), nn.Linear(4 * d, d)),
-    "batch_norm": lambda d: nn.BatchNorm1d(d),
+    "batch_norm": nn.BatchNorm1d,
     "batch_norm_relu": lambda d: After(
         nn.Sequential(nn.Linear(d, d), nn.BatchNorm1d(d)), nn.ReLU(inplace=True)
     ),
-    "layer_norm": lambda d: nn.LayerNorm(d),
-    "rms_norm": lambda d: nn.RMSNorm(d),
+    "layer_norm": nn.LayerNorm,
+    "rms_norm": nn.RMSNorm,
     "gate": lambda d: Gate(1),
     "normalise": lambda d: Lambda(lambda x: F.normalize(x, dim=1)),
     "outer": lambda d: Lambda(lambda x: (x[:, :, None] * x[:, None, :]).mean(1) + x),
@@ -445,12 +450,12 @@ def recipes(draw: Any) -> Recipe:
         batch=draw(st.sampled_from([2, 3, 8])),
         shape=first,
         layers=tuple(layers),
-        returns=draw(st.sampled_from(["loss", "loss", "loss and features", "dictionary", "features"])),
+        returns=draw(st.sampled_from(RETURNS)),
         is_function=draw(st.booleans()),
         optimizer=draw(st.sampled_from(["sgd", "adamw", "foreach"])),
         is_partly_frozen=draw(st.integers(0, 4)) == 0,
         seed=draw(st.integers(0, 1000)),
-    )  # fmt: skip
+    )
 
 
 def _changes(shape: Shape) -> list[tuple[str, Shape]]:

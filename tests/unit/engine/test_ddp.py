@@ -43,11 +43,11 @@ class Shared(Net):
 
 def gradients(wrapped):
     def run(model, step):
-        rank = dist.get_rank()
-        value, target = batch(10 * step + rank)
+        value, target = batch(10 * step + dist.get_rank())
+        uses_all = step == 1
         with wrapped.no_sync():
-            wrapped(value, target).backward()
-        loss = wrapped(value, target, extra=step == 1)
+            wrapped(value, target, extra=uses_all).backward()
+        loss = wrapped(value, target, extra=uses_all)
         loss.backward()
         return loss
 
@@ -72,6 +72,9 @@ def compare_in_a_process(rank, port, cache):
     difference = first_difference(expected, actual)
     assert difference is None, f"{difference} differs"
     check_planned(handle.report(), within_budget=False)
+    wrapped(*batch(0)).backward()
+    with pytest.raises(UsageError, match=r"distributed process while gradients wait"):
+        wrapped(*batch(0, rows=64))
     handle.undo()
     dist.destroy_process_group()
 

@@ -108,7 +108,7 @@ class BackwardGuard:
         if call.creates_graph:
             raise DoubleBackwardError
         self.num_backwards += 1
-        if not call.accumulates or call.is_restricted or _is_distributed():
+        if not call.accumulates or call.is_restricted or is_distributed():
             return frozenset()
         return frozenset(
             id(node.variable)
@@ -160,7 +160,8 @@ def _has_layout_of(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     return gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
+    """Whether this process trains together with others."""
     distributed: Any = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized())
 

@@ -13,10 +13,11 @@ from typing import Any
 from torch import fx
 
 from legroom.capture import (
+    PieceCode,
     SourceInfo,
     captured,
-    default_partition,
     dynamo_settings,
+    fake_rules,
     read_joint_graph,
     rnn_operations,
     source_key,
@@ -25,8 +26,8 @@ from legroom.capture import (
 )
 from legroom.engine.graph._executors import Executor
 from legroom.engine.graph._gradients import Delivery, refusing
-from legroom.engine.graph._split import MismatchError, split
-from legroom.plan import PieceProgram
+from legroom.engine.graph._split import split
+from legroom.plan import Instruction, PieceProgram
 
 
 class PlannedCall:
@@ -58,7 +59,7 @@ class PlannedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call."""
-        with dynamo_settings(), rnn_operations(self._exactness):
+        with dynamo_settings(), fake_rules(), rnn_operations(self._exactness):
             return self._compiled(*args, **kwargs)
 
     def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -101,28 +102,26 @@ class PlannedCall:
         code = read_joint_graph(joint, num_fwd_outputs, module_path=lambda key: None, root="")
         source = self._by_outline.get(code.outline)
         program = self._programs.get(source.piece) if source is not None else None
-        if program is not None:
-            try:
-                # With inputs that alias, AOTAutograd counts them otherwise: nothing is delivered.
-                is_counted = num_inputs == len(code.primals) and self._executor.can_deliver
-                halves = split(
-                    joint,
-                    code,
-                    program,
-                    num_forward_outputs=num_fwd_outputs,
-                    deliver=delivery.deliver if is_counted else None,
-                )
-            except MismatchError as error:
-                self.unplanned.append(str(error))
-            else:
-                self.num_pieces += 1
-                return halves
-        else:
+        if program is None:
             self.unplanned.append(f"a graph of {len(code.forward)} operations that was not planned")
-        kept: tuple[fx.GraphModule, fx.GraphModule] = default_partition(
-            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest
+            program = keep_everything(code)
+        else:
+            self.num_pieces += 1
+        # With inputs that alias, AOTAutograd counts them otherwise: nothing is delivered.
+        is_counted = num_inputs == len(code.primals) and self._executor.can_deliver
+        return split(
+            joint,
+            code,
+            program,
+            num_forward_outputs=num_fwd_outputs,
+            deliver=delivery.deliver if is_counted else None,
         )
-        return kept
+
+
+def keep_everything(code: PieceCode) -> PieceProgram:
+    """The program of a piece for which there is none: as plain PyTorch does."""
+    backward = tuple(Instruction(operation.node) for operation in code.backward)
+    return PieceProgram(backward, dropped=frozenset())
 
 
 class _Piece:

@@ -315,7 +315,7 @@ class _Splitter:
         return _module(self._joint, graph, "legroom_forward")
 
     def _needed_in_forward(self, saved: list[fx.Node]) -> set[fx.Node]:
-        writers = [self._nodes[op.node] for op in self._code.forward if op.updates]
+        writers = [self._nodes[op.node] for op in self._code.forward if op.updates or op.is_random]
         pending = [node for node in self._forward_outputs if isinstance(node, fx.Node)]
         pending += writers + saved
         needed: set[fx.Node] = set()
