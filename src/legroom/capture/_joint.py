@@ -97,6 +97,18 @@ class PieceCode:
     storage_of: dict[str, int] = field(default_factory=dict)
 
     @property
+    def differentiated(self) -> frozenset[int]:
+        """Storages of the inputs that get gradients."""
+        pairs = zip(self.primals, self.backward_outputs, strict=False)
+        return frozenset(
+            storage for storage, gradient in pairs if storage is not None and gradient is not None
+        )
+
+    def num_uses(self, storage: int) -> int:
+        """How many operations of forward read a storage: gradients that are added up, at most."""
+        return sum(storage in operation.reads for operation in self.forward)
+
+    @property
     def outline(self) -> str:
         """The operations by name and node, without shapes: what a program for it refers to."""
         parts = [f"{op.name} {op.node}" for op in (*self.forward, *self.backward)]

@@ -12,10 +12,14 @@ Note [Pieces].
 # 2. A piece computes nothing: what it returns is made empty, in the right shape. What it would
 #    keep for backward are stand-ins that nobody counts, so that a recorded death is the caller's.
 # 3. Calls that cannot be pieces run as they are and are recorded like everything outside.
+# 4. Autograd adds up the gradients of a tensor that is used several times in the order in which
+#    they are made. A piece that uses it twice hands one sum on, and where it is used later too,
+#    sums of sums have other bits. So, at exactness bitwise, such pieces run as they are.
 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -60,6 +64,11 @@ class PieceCall:
     code: PieceCode
     site: int
     bound: dict[int, int] = field(default_factory=dict)
+
+    def num_uses(self, index: int) -> int:
+        """How many of its operations in forward read a recorded storage."""
+        locals_ = [local for local, raw in self.bound.items() if raw == index]
+        return sum(self.code.num_uses(local) for local in locals_)
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,31 @@ class Pieces:
         """The next call is the first of a step."""
         self._num_calls = 0
 
+    def leave_out_unfaithful(self, operations: list[RawOperation]) -> bool:
+        """Let pieces run as they are whose gradients would have other bits; whether there are any.
+
+        See Note [Pieces], rule 4.
+        """
+        users: dict[int, list[PieceCall | None]] = defaultdict(list)
+        for op in operations:
+            if op.run is None:
+                if op.phase in (Phase.FORWARD, Phase.LOSS):
+                    for index in op.reads:
+                        users[index].append(None)
+            elif not op.run.is_backward:
+                call = op.run.call
+                for local in call.code.differentiated:
+                    users[call.bound[local]].append(call)
+        unfaithful = {
+            call.piece
+            for index, calls in users.items()
+            for call in calls[:-1]
+            if call is not None and call.num_uses(index) > 1
+        }
+        for source in self.sources:
+            source.leave_out(unfaithful)
+        return bool(unfaithful)
+
     def not_captured(self) -> Iterator[NotCaptured]:
         """Calls that are no pieces, and places where one had to end."""
         seen = set()
@@ -157,6 +191,11 @@ class Pieces:
             if why and (call.path, why) not in seen:
                 seen.add((call.path, why))
                 yield NotCaptured(f"call of {call.path}", why)
+        for source in self.sources:
+            if source.is_left_out:
+                yield NotCaptured(
+                    "a graph", "its gradients would be added up in another order than eager's"
+                )
         for reason in graph_breaks():
             yield NotCaptured("a graph break", reason)
 
@@ -242,6 +281,7 @@ class _Source:
         self._key = key
         self._root = root
         self._number = -1
+        self.is_left_out = False
         self._has_run = False
         self._constants: dict[int, torch.Tensor] = {}
         self._differentiable: set[int] = set()
@@ -252,7 +292,7 @@ class _Source:
         """Run the graph as it is, or the piece that it became."""
         if self._pieces.is_learning:
             return self._learn(inputs)
-        if self._has_run and not self._differentiated:
+        if self.is_left_out or (self._has_run and not self._differentiated):
             return self._graph(*inputs)
         if self._piece is None:
             graph = with_detached_outputs(self._graph, self._unused)
@@ -262,6 +302,11 @@ class _Source:
             if isinstance(outputs[place], FakeTensor):
                 outputs[place].constant = constant
         return outputs
+
+    def leave_out(self, pieces: set[int]) -> None:
+        """Run as it is from now on, if it became one of these pieces."""
+        if self._number in pieces:
+            self.is_left_out, self._number = True, -1
 
     def forget(self) -> None:
         """Let go of everything: TorchDynamo leaves us in the globals of what it compiled."""

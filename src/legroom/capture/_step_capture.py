@@ -133,9 +133,18 @@ class StepCapture(AbstractTrainingObserver):
             self._plain_hooks.close()
         if self._pieces is not None:
             self._pieces.step_ends()
+        if step is _Step.PIECES and self._leave_out_unfaithful():
+            self._steps.append(_Step.PIECES)  # once more, without them
         if self._steps:
             self._begin(self._steps[0])
         return not self._steps
+
+    def _leave_out_unfaithful(self) -> bool:
+        """See Note [Pieces], rule 4; whether there were any."""
+        if self._exactness != "bitwise" or self._pieces is None:
+            return False
+        operations = [self._recorder.operations[place] for place in self._spans[_Step.PIECES]]
+        return self._pieces.leave_out_unfaithful(operations)
 
     def finish(self) -> Capture:
         """Put everything back and hand over what was captured.

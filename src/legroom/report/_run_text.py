@@ -52,7 +52,7 @@ def print_run_measured(report: RunReport, console: Console) -> None:
     if report.step_ms is not None:
         facts.append(f"step {format_ms(report.step_ms)}")
     if report.replans:
-        facts.append(f"planned again {report.replans} times")
+        facts.append("planned again" + (f" {report.replans} times" if report.replans > 1 else ""))
     console.print(
         f"[bold]{escape(report.model)}[/bold]: {escape(' · '.join(facts))}\n", highlight=False
     )

@@ -81,7 +81,8 @@ def _facts(result: Verification) -> list[str]:
     run = result.run
     if run is not None:
         share = format_share(run.budget_bytes, run.plain_peak_bytes)
-        facts.append(f"budget {format_bytes(run.budget_bytes)}, {share} of the plain step's peak")
+        place = "above" if run.budget_bytes > run.plain_peak_bytes else f"{share} of"
+        facts.append(f"budget {format_bytes(run.budget_bytes)}, {place} the plain step's peak")
         facts.append(f"predicted peak {format_bytes(run.predicted_peak_bytes)}")
         if run.measured_peak_bytes is not None:
             facts.append(f"measured {format_bytes(run.measured_peak_bytes)}")

@@ -184,3 +184,25 @@ def test_an_error_in_the_loop_takes_the_hooks_off():
     with pytest.raises(KeyError), StepFinder(lambda: None).watching():
         raise KeyError
     assert hooks_of_torch() == before
+
+
+def test_a_paused_finder_hears_nothing():
+    net = nn.Linear(2, 2)
+    ended, made = [], []
+    finder = StepFinder(lambda: ended.append(True))
+    finder.observer.optimizer_made = made.append
+
+    def step(optimizer):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    with finder.watching():
+        optimizer = torch.optim.SGD(net.parameters())
+        with finder.paused():
+            other = torch.optim.SGD(net.parameters())
+            step(optimizer)
+            step(other)
+        assert (ended, finder.num_backwards, finder.num_optimizer_steps) == ([], 0, 0)
+        step(optimizer)
+    assert ended == [True]
+    assert made == [optimizer]

@@ -87,6 +87,7 @@ def check_same(
     *,
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     within_budget: bool = True,
+    num_steps: int = NUM_STEPS,
     **options: Any,
 ) -> Fitted:
     """Train a copy of the model plain and the model fitted; fail unless all is bit-equal.
@@ -94,13 +95,14 @@ def check_same(
     The handle that comes back is undone.
     """
     expected_model = copy.deepcopy(model)
-    expected = train(expected_model, gradients, make_optimizer(expected_model))
+    optimizer = make_optimizer(expected_model)
+    expected = train(expected_model, gradients, optimizer, num_steps=num_steps)
     optimizer = make_optimizer(model)
     if "budget" not in options:
         options.setdefault("activations", "60%")
     handle = legroom.fit(model, optimizer=optimizer, **options)
     try:
-        actual = train(model, gradients, optimizer)
+        actual = train(model, gradients, optimizer, num_steps=num_steps)
     finally:
         handle.undo()
     difference = first_difference(expected, actual)
