@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.legroom-setup
 
 # These compile and exchange what is alive; the meter's tests look at everything alive in a process.
-CAPTURING := tests/unit/capture tests/unit/plan/test_callable.py
+CAPTURING := tests/unit/capture tests/unit/engine tests/unit/plan/test_callable.py
 # A worker per core, each with one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 

@@ -96,18 +96,14 @@ def level_of(level: str) -> dict[str, str]:
 
 
 def fit_case(case: Case, **options: Any) -> legroom.Fitted:
-    """Fit a case's model; of the GAN the generator, since the critic is differentiated twice."""
+    """Fit a case's model; of the GAN the generator, since the critic is differentiated twice.
+
+    Planning calls the step four times, after which every case is at its first batch again.
+    """
+    model = case.model
     if case.name == _CRITIC_CASE:
-        generator = next(model for model in case.models if model is not case.model)
-        return legroom.fit(generator, **options)
-    return legroom.fit(case.model, step=lambda: one_step(case), **options)
-
-
-def one_step(case: Case) -> None:
-    """A training step on the case's fixed batch."""
-    case.optimizer.zero_grad()
-    case.loss().backward()
-    case.optimizer.step()
+        model = next(each for each in case.models if each is not case.model)
+    return legroom.fit(model, step=case.step, **options)
 
 
 def digests(case: Case, loss: torch.Tensor) -> dict[str, str]:

@@ -347,7 +347,7 @@ class Fitted:
                 step,
                 self._options,
                 models=[self._module],
-                forgets=not self._plans,
+                forgets=not self._plans and guard.is_alone,
                 on_progress=self._on_progress,
             )
         finally:

@@ -173,7 +173,11 @@ class _Run:
 
     def _snapshot(self) -> Snapshot:
         heap = scan_heap()
-        self._optimizers = self._optimizers or tuple(heap.optimizers)
+        self._optimizers = self._optimizers or tuple(
+            each
+            for each in heap.optimizers
+            if not self._models or any(_updates(each, model) for model in self._models)
+        )
         return Snapshot(self._models or heap.modules, self._optimizers, heap.helpers)
 
     # Running -------------------------------------------------------------------------------------
@@ -182,8 +186,6 @@ class _Run:
         self, folder: Path, num_steps: int, *, on_step: Callable[[], None] = lambda: None
     ) -> Recording:
         recorder = Recorder(folder, most_bytes=self._most_bytes, models=self._models)
-        for optimizer in self._optimizers:
-            recorder.optimizer_made(optimizer)
         self._finder = StepFinder(lambda: None)
         self._finder.observer = recorder
         with self._finder.watching():

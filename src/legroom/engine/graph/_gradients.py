@@ -52,6 +52,11 @@ class BackwardGuard:
         self._put_aside: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._open = contextlib.ExitStack()
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one target at most is fitted in this process."""
+        return self._num_users <= 1
+
     def acquire(self) -> None:
         """Look from now on, until `release` was called as often."""
         self._num_users += 1
