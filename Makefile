@@ -23,12 +23,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## Profile and plan a small real GPT-2, write demo/gpt2.html and demo/plan.html
+demo: $(STAMP)  ## Profile a small real GPT-2, plan, verify and train it in half its memory; writes demo/
 	@mkdir -p demo
 	$(BIN)/legroom profile --html demo/gpt2.html --json demo/gpt2.json \
 		-m benchmarks.cases.gpt2 --size small --steps 4
-	$(BIN)/legroom plan --budget 50% --points 5 --html demo/plan.html --json demo/plan.json \
+	$(BIN)/legroom plan --budget 50% --points 3 --html demo/plan.html --json demo/plan.json \
 		-m benchmarks.cases.gpt2 --size small --steps 6
+	$(BIN)/legroom verify --budget 50% --steps 2 --json demo/verify.json \
+		-m benchmarks.cases.gpt2 --size small --steps 6
+	$(BIN)/python -W ignore examples/side_by_side.py --budget 50% --steps 5
 	@echo "open demo/gpt2.html and demo/plan.html in a browser: they need no network"
 
 test: $(STAMP)  ## Run the tests (about 10 minutes on two cores)
