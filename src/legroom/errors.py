@@ -133,8 +133,8 @@ class BudgetExceededError(LegroomError):
             f"{_in_mib(budget_bytes)}, with a plan that predicts {_in_mib(predicted_bytes)}.\n"
             "  what lies outside the planned calls (a loss in the loop, code that was not "
             "captured) takes the difference.\n"
-            "  try: legroom.fit on a function that returns the loss, a larger budget, or a smaller "
-            "batch"
+            "  try: legroom.fit with step=, a function that does one step of the loop; or on a "
+            "function that returns the loss; a larger budget; a smaller batch"
         )
 
 

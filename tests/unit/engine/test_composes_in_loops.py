@@ -388,7 +388,7 @@ def test_micro_batches_keep_to_the_budget():
             loss.backward()
         return loss
 
-    check_same(Net(), gradients)
+    check_same(Net(), gradients, num_steps=6)  # planned again: gradients wait all along
 
 
 def test_a_gradient_scaler_and_autocast():
