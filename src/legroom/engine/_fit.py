@@ -14,8 +14,9 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 # 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
 #    or somebody else's compilation run as they are, and are listed.
 # 4. The first steps are measured; of the very first, which compiles, only a large excess counts.
-#    Above the budget: the excess is set aside and the step planned
-#    anew; the second time it is an error.
+#    Above the budget: what is beyond the prediction lies outside the plan. A budget that is a share
+#    is then one of a larger peak. What is still above is set aside and the step planned anew; after
+#    two such attempts it is an error.
 
 from __future__ import annotations
 
@@ -470,6 +471,7 @@ class _PlannedKind:
         self._num_readings += 1
         if reading.resident_bytes is not None:
             self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
+        predicted = plan.plan.predicted_peak_bytes
         allowed = plan.budget_bytes
         if self._num_readings == 1:
             allowed += max(_COMPILING_BYTES, allowed // 50)
@@ -477,7 +479,9 @@ class _PlannedKind:
             self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
         if reading.peak_bytes <= allowed:
             return
-        predicted = plan.plan.predicted_peak_bytes
+        plan.note_outside(reading.peak_bytes - predicted)
+        if reading.peak_bytes <= plan.budget_bytes:
+            return
         too_much = BudgetExceededError(
             budget_bytes=plan.budget_bytes,
             measured_bytes=reading.peak_bytes,
@@ -502,7 +506,7 @@ class _PlannedKind:
         return RunReport.of(
             step_plan.plan,
             budget_bytes=step_plan.budget_bytes,
-            plain_peak_bytes=step_plan.planner.plain.peak_bytes,
+            plain_peak_bytes=step_plan.plain_peak_bytes,
             measured_peak_bytes=self.measured_peak_bytes,
             resident_peak_bytes=self.resident_peak_bytes,
             step_ms=owner.step_ms,

@@ -27,7 +27,16 @@ from torch.utils import _pytree as pytree
 from legroom import variants, ways
 from legroom.capture import Capture, capture_step
 from legroom.meter import OperationTimes
-from legroom.plan import OnProgress, PieceProgram, Plan, Planner, PlanOptions, stage_of, with_times
+from legroom.plan import (
+    Budget,
+    OnProgress,
+    PieceProgram,
+    Plan,
+    Planner,
+    PlanOptions,
+    stage_of,
+    with_times,
+)
 from legroom.ways import Exactness
 
 _SLACK_BYTES = 64 * 1024
@@ -40,19 +49,35 @@ class StepPlan:
     """A captured step with its planner, and the plan that is carried out now.
 
     Attributes:
+        budget: As it was asked for; a share means another number of bytes once it is known what
+            lies outside the made-up step.
         reserved_bytes: What was measured beyond the prediction, and is kept free since.
+        outside_bytes: The most that was measured beyond the prediction.
     """
 
     capture: Capture
     planner: Planner
+    budget: Budget
     budget_bytes: int
     plan: Plan
     programs: dict[int, PieceProgram]
     notes: list[str]
     planning_s: float
     reserved_bytes: int = 0
+    outside_bytes: int = 0
     replans: int = 0
     not_planned: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        """The plain step's peak, with what was measured outside the made-up step."""
+        return self.planner.plain.peak_bytes + self.outside_bytes
+
+    def note_outside(self, excess_bytes: int) -> None:
+        """So much more was measured than predicted: a share is now of a larger peak."""
+        self.outside_bytes = max(self.outside_bytes, excess_bytes)
+        if self.budget.num_bytes is None:
+            self.budget_bytes = _bytes_of(self.budget, self.planner, self.outside_bytes)
 
     def tighten(self, excess_bytes: int) -> None:
         """Plan again, because so much more was measured than predicted.
@@ -114,13 +139,12 @@ def plan_call(
     )
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
-    budget_bytes = planner.bytes_of(budget)
-    if budget.is_floor or budget.is_free:
-        budget_bytes += max(_SLACK_BYTES, budget_bytes // 1000)
+    budget_bytes = _bytes_of(budget, planner, 0)
     plan = planner.plan(budget_bytes)
     return StepPlan(
         capture=capture,
         planner=planner,
+        budget=budget,
         budget_bytes=budget_bytes,
         plan=plan,
         programs=planner.programs(budget_bytes),
@@ -128,6 +152,15 @@ def plan_call(
         planning_s=time.perf_counter() - started,
         not_planned=[(each.what, each.why) for each in planned.not_captured],
     )
+
+
+def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int) -> int:
+    """What a budget means, with so much outside the plan."""
+    if budget.is_floor or budget.is_free:
+        inside = planner.bytes_of(budget)
+        return inside + max(_SLACK_BYTES, inside // 1000) + outside_bytes
+    plain = planner.plain
+    return budget.resolve(plain.peak_bytes + outside_bytes, plain.state_bytes)
 
 
 def made_up_step(

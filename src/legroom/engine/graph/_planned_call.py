@@ -67,7 +67,7 @@ class PlannedCall:
         if source is not None and source.piece < 0:
             return graph
         unused = source.unused_outputs if source is not None else frozenset()
-        delivery = Delivery()
+        delivery, num_unplanned = Delivery(), len(self.unplanned)
         piece = trace_joint(
             with_detached_outputs(graph, unused),
             tuple(inputs),
@@ -76,7 +76,9 @@ class PlannedCall:
             make_backward=self._executor.compile,
             make_inference=self._executor.compile,
         )
-
+        if len(self.unplanned) > num_unplanned:
+            # As eager: a joint graph gives zeros to outputs that get no gradient, and adds them up.
+            return graph
         made = _Piece(piece, delivery, unused)
         self._pieces.append(made)
         return made.run
