@@ -63,6 +63,7 @@ def test_budget_below_the_floor_names_a_budget_that_works(legroom):
     assert works.returncode == 0, works.stderr
 
 
+@pytest.mark.slow
 def test_largest_batch_is_confirmed_on_both_sides(legroom, tmp_path):
     run = legroom(
         "plan", "--budget", "6MiB", "--points", "0", "--vary", "batch-size=64:4096:64", "--json",

@@ -64,6 +64,7 @@ def test_json_to_stdout_is_alone_there(legroom):
     assert "trained to the end" in run.stderr
 
 
+@pytest.mark.slow
 def test_two_models_are_planned_and_listed(legroom, python):
     run = legroom("run", "--budget", "1GiB", "--json", "gan.json", SCRIPTS / "gan.py")
     assert run.returncode == 0, run.stderr
@@ -74,6 +75,7 @@ def test_two_models_are_planned_and_listed(legroom, python):
     assert data["predicted_peak_bytes"] == max(peaks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "model"),
     [
@@ -132,6 +134,7 @@ def test_script_without_training_says_so(legroom, python):
     assert "ended without training" in run.stderr
 
 
+@pytest.mark.slow
 def test_training_that_calls_no_module_says_so(legroom, python):
     (python.folder / "bare.py").write_text(
         "import torch\n"
@@ -164,6 +167,7 @@ def test_limited_process_trains_the_same(python, legroom):
     assert run.stdout == plain.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits need Linux's RLIMIT_DATA")
 def test_overrun_of_the_limit_is_an_error(legroom, python):
     text = Path(WIDE).read_text().replace("sys.exit(3)", "torch.ones(2**29)")

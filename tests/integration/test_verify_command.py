@@ -86,12 +86,14 @@ def test_script_that_differs_from_itself_is_not_blamed_on_the_plan(legroom):
     assert run.stdout == ""
 
 
+@pytest.mark.slow
 def test_unseeded_scripts_are_seeded(legroom):
     script = write(legroom.folder, "unseeded.py", ("    torch.manual_seed(0)\n", ""))
     run = legroom("verify", "--budget", "100%", "--steps", "1", script)
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_compared_and_said(legroom):
     run = legroom("verify", "--budget", "100%", WIDE, "--steps", "2")
     assert run.returncode == 0, run.stderr
@@ -126,6 +128,7 @@ def test_failing_script_shows_its_traceback(legroom):
     assert "in the plain run: " in run.stderr
 
 
+@pytest.mark.slow
 def test_budget_below_the_floor_is_told(legroom):
     run = legroom("verify", "--budget", "1MiB", "--steps", "1", WIDE)
     assert run.returncode == 1

@@ -159,6 +159,19 @@ def _layer_norm_backward(
     )
 
 
+def _batch_norm_backward(
+    grad: Tensor, input: Tensor, weight: Tensor | None, *args: Any
+) -> tuple[Tensor | None, ...]:
+    """torch's fake kernel makes a gradient of the input even where nobody asks for one."""
+    (*_rest, mask), num_channels = args, input.shape[1]
+    like = input if weight is None else weight
+    return (
+        torch.empty_like(input) if mask[0] else None,
+        like.new_empty(num_channels) if mask[1] else None,
+        like.new_empty(num_channels) if mask[2] else None,
+    )
+
+
 def _log_softmax_backward(
     grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
@@ -222,6 +235,7 @@ FAKE_RULES: dict[OpOverload, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
     aten._grouped_mm.default: _grouped_mm,
     aten.native_dropout_backward.default: _dropout_backward,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten._ctc_loss.default: _ctc_loss,

@@ -51,6 +51,11 @@ def lstm_backward_arguments():
     return (*args[:7], output, hy, cy, torch.ones(4, 3, 5), None, None, *flags, workspace)
 
 
+def batch_norm_backward_arguments():
+    x, grad, channels = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5), torch.ones(3)
+    return grad, x, *4 * [channels], channels, True, 1e-5, [False, True, True]
+
+
 def layer_norm_backward_arguments():
     x, weight, bias = torch.randn(2, 6, 8), torch.randn(8), torch.randn(8)
     _, mean, rstd = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
@@ -74,6 +79,7 @@ EXACT = {
         aten.native_dropout_backward.default,
         lambda: (torch.randn(2, 8, 6).mT, torch.rand(2, 6, 8) < 0.9, 1.1),
     ),
+    "batch norm": (aten.native_batch_norm_backward.default, batch_norm_backward_arguments),
     "layer norm": (aten.native_layer_norm_backward.default, layer_norm_backward_arguments),
     "log softmax": (aten._log_softmax_backward_data.default, log_softmax_backward_arguments),
     "groups of rows": (

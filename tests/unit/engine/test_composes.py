@@ -95,7 +95,7 @@ def test_statistics_and_buffers_are_written_once():
 
 
 def test_writing_in_place_stays_right():
-    check_same(InPlace(), backward_of_batch)
+    check_same(InPlace(), backward_of_batch, activations="80%")
 
 
 class Tied(nn.Module):
