@@ -1,4 +1,6 @@
-"""Settings for every test: one thread, a seed, and a cache of operation times of its own."""
+"""Settings for every test: one thread, a seed, a cache of its own, no counts of compiled code."""
+
+import sys
 
 import pytest
 import torch
@@ -19,3 +21,12 @@ def _one_thread_and_a_seed():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_counts_stay():
+    """What one test has compiled must not look to the next like its own."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters:
+        dynamo.utils.counters.clear()
