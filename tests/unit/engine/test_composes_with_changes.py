@@ -202,6 +202,7 @@ def test_parameters_are_replaced_after_fitting():
     check_same(Net(), gradients, num_steps=5)
 
 
+@pytest.mark.slow
 def test_parts_are_frozen_thawed_and_hooked_on_the_way():
     def gradients(model, step):
         model.blocks[0].requires_grad_(step != 1)
