@@ -1,8 +1,8 @@
 """Is fitted training the same, does it keep the budget, and is it faster than what others offer?
 
 In go a case's name and a part (`exact`, `speed`), or a part alone that is measured once
-(`torch_budget`, `limited`); out comes one JSON object on stdout. `benchmarks.run` puts the answers
-side by side.
+(`architectures`, `torch_budget`); out comes one JSON object on stdout. `benchmarks.run` puts the
+answers side by side.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 import legroom
 from benchmarks import cases
+from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
-from benchmarks.processes import one_line
+from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
 from legroom.errors import InfeasibleBudgetError
 from legroom.meter import PeakGauge
@@ -299,11 +300,19 @@ def _torch_budget_step(subject: _Subject, setting: float) -> Callable[[], None]:
     return step
 
 
+def measure_architectures() -> dict[str, Any]:
+    """What `exact` measures, for architectures that are no cases; each in a process of its own."""
+    return {name: answer_of("benchmarks.architectures", name) for name in ARCHITECTURES}
+
+
 CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "exact": measure_exact,
     "speed": measure_speed,
 }
-SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {"torch_budget": measure_torch_budget}
+SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "architectures": measure_architectures,
+    "torch_budget": measure_torch_budget,
+}
 
 
 def main() -> None:

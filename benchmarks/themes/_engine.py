@@ -31,7 +31,6 @@ def write_markdown(result: dict[str, Any]) -> str:
         *_exact_section("Other architectures", singles.get("architectures", {})),
         *_speed_section({name: row["speed"] for name, row in rows.items()}),
         *_torch_section(singles.get("torch_budget", {})),
-        *_limited_section(singles.get("trains_limited", {})),
     ]
     return "\n".join(lines)
 
@@ -41,6 +40,8 @@ def write_markdown(result: dict[str, Any]) -> str:
 
 def _exact_section(title: str, seen: dict[str, Any]) -> Iterable[str]:
     body, ran = [], []
+    if isinstance(seen.get("error"), str):
+        seen = {"all": seen}
     for name, answer in seen.items():
         if "error" in answer:
             body.append([name, "", answer["error"]])
@@ -181,26 +182,6 @@ def _torch_section(seen: dict[str, Any]) -> Iterable[str]:
         "reaches, as measured.",
         "",
         *table(head, body),
-        "",
-    )
-
-
-def _limited_section(seen: dict[str, Any]) -> Iterable[str]:
-    if not seen:
-        return
-    yield from ("## Training where the plain step does not fit", "")
-    if "error" in seen:
-        yield from (seen["error"], "")
-        return
-    body = [
-        [name, row.get("outcome", row.get("error", "")), f"{row.get('seconds', 0):.0f}"]
-        for name, row in seen["rows"].items()
-    ]
-    yield from (
-        f"`{seen['case']}` in a process that may hold what it holds before the model plus half of "
-        f"the plain step's peak, {mib(seen['allowed_bytes'])} MiB.",
-        "",
-        *table(["process", "outcome", "s"], body),
         "",
     )
 

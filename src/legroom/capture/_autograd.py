@@ -194,3 +194,19 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
 
     run.legroom_original = original  # type: ignore[attr-defined]
     return run
+
+
+def is_in_backward() -> bool:
+    """Whether the autograd engine is running on this thread."""
+    current: Any = getattr(torch._C, "_current_graph_task_id", None)
+    if current is None:
+        raise TorchInterfaceError("torch._C._current_graph_task_id", tested=_TESTED)
+    return bool(current() != -1)
+
+
+def is_in_transform() -> bool:
+    """Whether a function transform of torch.func is at work."""
+    functorch: Any = getattr(torch._C, "_functorch", None)
+    if not hasattr(functorch, "peek_interpreter_stack"):
+        raise TorchInterfaceError("torch._C._functorch.peek_interpreter_stack", tested=_TESTED)
+    return functorch.peek_interpreter_stack() is not None

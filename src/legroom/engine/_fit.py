@@ -37,11 +37,14 @@ from torch.optim import Optimizer
 from legroom.capture import (
     FunctionShell,
     call_that_is_set,
+    is_in_backward,
+    is_in_transform,
     own_call,
     saving_is_hooked,
     scan_heap,
     set_call,
 )
+from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._observer import FitObserver
 from legroom.engine._run_report import RunReport
@@ -114,21 +117,16 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         raise UsageError(
             f"torch.compile was called on this {type(target).__name__}; fit what that returned"
         )
-    if budget is None and activations is None:
-        raise UsageError(
-            'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"'
-        )
-    runner = choose_executor(executor, exactness)
-    options = PlanOptions(
+    options = options_from(
         budget=budget,
         activations=activations,
-        ways=choose_ways(only=ways, without=without, exactness=exactness),
         exactness=exactness,
+        ways=ways,
+        without=without,
         time_limit_s=time_limit_s,
-        num_points=0,
     )
-    options.check()
-    optimizers = _as_tuple(optimizer)
+    runner = choose_executor(executor, exactness)
+    optimizers = as_tuple(optimizer, Optimizer, "optimizer")
     fitted = Fitted(target, options, runner, optimizers=optimizers, on_progress=on_progress)
     fitted.install()
     if step is not None:
@@ -138,18 +136,6 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
             fitted.undo()
             raise
     return fitted
-
-
-def _as_tuple(optimizer: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:
-    if optimizer is None:
-        return ()
-    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    for each in found:
-        if not isinstance(each, Optimizer):
-            raise UsageError(
-                f"optimizer must be a torch.optim.Optimizer, not {type(each).__name__}"
-            )
-    return found
 
 
 def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
@@ -302,11 +288,11 @@ class Fitted:
             return ""
         if torch.compiler.is_compiling():
             return "calls inside somebody else's compilation"
-        if torch._C._current_graph_task_id() != -1:
+        if is_in_backward():
             return "calls during a backward pass, as by reentrant checkpointing"
         if saving_is_hooked():
             return "calls under saved-tensor hooks, as by torch.utils.checkpoint"
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if is_in_transform():
             return "calls inside function transforms (torch.func)"
         return None
 

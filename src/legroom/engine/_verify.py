@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from legroom.capture import StepFinder, scan_heap
 from legroom.engine._adoption import Adoption
+from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._compare import TOLERANCES, compare
 from legroom.engine._fit import Fitted
 from legroom.engine._observer import FitObserver
@@ -29,7 +30,7 @@ from legroom.engine._verify_script import check_steps, verification
 from legroom.engine._watch import StepWatch
 from legroom.engine.graph import Executor, choose_executor
 from legroom.errors import NothingCapturedError, NotRepeatableError, UsageError
-from legroom.plan import OnProgress, PlanOptions, choose_ways
+from legroom.plan import OnProgress, PlanOptions
 from legroom.ways import Exactness
 
 _FEW_BYTES, _MANY_BYTES = 256 * 2**20, 16 * 2**30
@@ -79,39 +80,24 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     """
     if not callable(step):
         raise UsageError(f"step must be callable without arguments, got {type(step).__name__}")
-    if budget is None and activations is None:
-        raise UsageError(
-            'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"'
-        )
     check_steps(steps)
-    options = PlanOptions(
+    options = options_from(
         budget=budget,
         activations=activations,
-        ways=choose_ways(only=ways, without=without, exactness=exactness),
         exactness=exactness,
+        ways=ways,
+        without=without,
         time_limit_s=time_limit_s,
-        num_points=0,
     )
-    options.check()
     return _Run(
         step,
         options,
         choose_executor(executor, exactness),
-        models=_as_tuple(model, nn.Module, "model"),
-        optimizers=_as_tuple(optimizer, Optimizer, "optimizer"),
+        models=as_tuple(model, nn.Module, "model"),
+        optimizers=as_tuple(optimizer, Optimizer, "optimizer"),
         num_steps=steps,
         on_progress=on_progress,
     ).run()
-
-
-def _as_tuple(given: Any, kind: type, name: str) -> tuple[Any, ...]:
-    if given is None:
-        return ()
-    found = (given,) if isinstance(given, kind) else tuple(given)
-    for each in found:
-        if not isinstance(each, kind):
-            raise UsageError(f"{name} must be a {kind.__name__}, not {type(each).__name__}")
-    return found
 
 
 @final
