@@ -7,40 +7,23 @@ and measured. The models are small and made from their configurations: nothing i
 
 from __future__ import annotations
 
-import gc
+import functools
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
-from torch import nn
 
 import legroom
+from benchmarks.cases import Case
+from benchmarks.exactness import compare_levels
 from benchmarks.processes import one_line
 
-LEVELS = ("75%", "50%", "floor")
-NUM_STEPS = 3
 _SEED = 0
-
-Snapshot = dict[str, np.ndarray[Any, Any]]
-
-
-@dataclass(frozen=True)
-class Training:
-    """A model with its optimizer and one fixed batch.
-
-    Attributes:
-        batch: Keyword arguments of the model, which returns its loss among other things.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    batch: Mapping[str, Any]
 
 
 def _tokens(vocabulary: int, batch: int, length: int) -> torch.Tensor:
@@ -319,14 +302,26 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def build(name: str) -> Training:
+def build(name: str) -> Case:
     """The same training each time: weights, batch and random numbers to come."""
     _seed(_SEED)
     model, batch = ARCHITECTURES[name]()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     _seed(_SEED + 1)
-    return Training(model, optimizer, batch)
+
+    def loss() -> torch.Tensor:
+        found: torch.Tensor = model(**batch).loss
+        return found
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return Case(name, "tiny", model, optimizer, step, loss, (model,), (optimizer,))
 
 
 def _seed(seed: int) -> None:
@@ -338,81 +333,13 @@ def _seed(seed: int) -> None:
 
 def measure_architecture(name: str) -> dict[str, Any]:
     """Three steps at each level, against the same steps plain."""
-    plain = _snapshots(build(name))
     return {
         "num_parameters": sum(param.numel() for param in build(name).model.parameters()),
-        "rows": [{"level": level, **_row(name, level, plain)} for level in LEVELS],
+        "rows": compare_levels(
+            functools.partial(build, name),
+            lambda case, **level: legroom.fit(case.model, optimizer=case.optimizer, **level),
+        ),
     }
-
-
-def _row(name: str, level: str, plain: list[Snapshot]) -> dict[str, Any]:
-    training = build(name)
-    gc.collect()  # what earlier levels left behind would count
-    said: list[str] = []
-    options = {"budget": level} if level == "floor" else {"activations": level}
-    try:
-        fitted = legroom.fit(training.model, optimizer=training.optimizer, **options)  # type: ignore[arg-type]
-        try:
-            seen = _snapshots(training)
-            report = fitted.report()
-        finally:
-            fitted.undo()
-    except Exception as error:  # a row, not the end of the benchmark
-        return {"error": one_line(error)}
-    differs = [
-        f"step {number}: {key}"
-        for number, (before, after) in enumerate(zip(plain, seen, strict=True), start=1)
-        for key in {**before, **after}
-        if not _is_equal(before.get(key), after.get(key))
-    ]
-    return {
-        "is_equal": not differs,
-        "differs": differs[:10],
-        "plain_peak_bytes": report.plain_peak_bytes,
-        "budget_bytes": report.budget_bytes,
-        "predicted_peak_bytes": report.predicted_peak_bytes,
-        "measured_peak_bytes": report.measured_peak_bytes,
-        "planning_s": report.planning_s,
-        "replans": report.replans,
-        "ways": report.ways,
-        "not_planned": [f"{what}: {why}" for what, why in report.not_planned],
-        "said": said,
-    }
-
-
-def _is_equal(before: Any, after: Any) -> bool:
-    """By their bytes: NaN equals itself, and -0.0 is not 0.0."""
-    if before is None or after is None:
-        return before is after
-    return before.shape == after.shape and before.tobytes() == after.tobytes()
-
-
-def _snapshots(training: Training) -> list[Snapshot]:
-    """What each step leaves: as NumPy, since PyTorch's own tensors would count in the budget."""
-    return [_step(training) for _ in range(NUM_STEPS)]
-
-
-def _step(training: Training) -> Snapshot:
-    model, optimizer = training.model, training.optimizer
-    optimizer.zero_grad()
-    loss = model(**training.batch).loss
-    loss.backward()
-    left = {"loss": _copy(loss)}
-    del loss
-    for name, param in model.named_parameters():
-        if param.grad is not None:
-            left[f"{name}.grad"] = _copy(param.grad)
-    optimizer.step()
-    left |= {name: _copy(param) for name, param in model.named_parameters()}
-    left |= {name: _copy(buffer) for name, buffer in model.named_buffers()}
-    left["random state"] = _copy(torch.get_rng_state())
-    left["random state of NumPy"] = np.asarray(np.random.get_state()[1]).copy()
-    return left
-
-
-def _copy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    copied: np.ndarray[Any, Any] = tensor.detach().numpy().copy()
-    return copied
 
 
 def _answer(name: str) -> dict[str, Any]:

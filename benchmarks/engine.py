@@ -8,7 +8,6 @@ answers side by side.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import statistics
 import sys
@@ -24,13 +23,11 @@ import legroom
 from benchmarks import cases
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
+from benchmarks.exactness import compare_levels
 from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
-from legroom.errors import InfeasibleBudgetError
 from legroom.meter import PeakGauge
 
-LEVELS = ("75%", "50%", "floor")
-NUM_STEPS = 3
 WARMUP_STEPS = 2
 ROUNDS = 9
 TORCH_BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.5)
@@ -43,57 +40,13 @@ _CRITIC_CASE = "wgan_gp"
 
 def measure_exact(name: str) -> dict[str, Any]:
     """Three steps plain and fitted at each level, compared bit for bit."""
-    plain = cases.build(name)
-    torch.manual_seed(_SEED)
-    expected = [digests(plain, plain.step()) for _ in range(NUM_STEPS)]
-    del plain
-    return {"rows": [_exact_row(name, level, expected) for level in LEVELS]}
 
+    def build() -> Case:
+        case = cases.build(name)
+        torch.manual_seed(_SEED)
+        return case
 
-def _exact_row(name: str, level: str, expected: list[dict[str, str]]) -> dict[str, Any]:
-    gc.collect()
-    case = cases.build(name)
-    torch.manual_seed(_SEED)
-    row: dict[str, Any] = {"level": level}
-    started = time.perf_counter()
-    try:
-        fitted = fit_case(case, **level_of(level))
-        losses = [digests(case, case.step()) for _ in range(NUM_STEPS - 1)]
-        row["to_second_step_s"] = time.perf_counter() - started
-        losses.append(digests(case, case.step()))
-    except InfeasibleBudgetError as error:
-        return {**row, "status": "below floor", "floor_bytes": error.floor_bytes}
-    except Exception as error:  # a row, not the end of the benchmark
-        return {**row, "status": "failed", "error": one_line(error)}
-    report = fitted.report()
-    fitted.undo()
-    different = [
-        f"step {number}: {key}"
-        for number, (mine, theirs) in enumerate(zip(losses, expected, strict=True), start=1)
-        for key in theirs
-        if mine.get(key) != theirs[key]
-    ]
-    return {
-        **row,
-        "status": "ran",
-        "num_compared": sum(len(each) for each in expected),
-        "num_different": len(different),
-        "first_different": different[:1],
-        "budget_bytes": report.budget_bytes,
-        "plain_peak_bytes": report.plain_peak_bytes,
-        "predicted_peak_bytes": report.predicted_peak_bytes,
-        "measured_peak_bytes": report.measured_peak_bytes,
-        "replans": report.replans,
-        "planning_s": report.planning_s,
-        "added_ms": report.added_ms,
-        "ways": report.ways,
-        "not_planned": [f"{what}: {why}" for what, why in report.not_planned],
-    }
-
-
-def level_of(level: str) -> dict[str, str]:
-    """The level as `legroom.fit` takes it."""
-    return {"budget": level} if level == "floor" else {"activations": level}
+    return {"rows": compare_levels(build, fit_case)}
 
 
 def fit_case(case: Case, **options: Any) -> legroom.Fitted:
@@ -105,31 +58,6 @@ def fit_case(case: Case, **options: Any) -> legroom.Fitted:
     if case.name == _CRITIC_CASE:
         model = next(each for each in case.models if each is not case.model)
     return legroom.fit(model, step=case.step, **options)
-
-
-def digests(case: Case, loss: torch.Tensor) -> dict[str, str]:
-    """A digest of everything that training changes, by name."""
-    found = {"loss": _digest(loss), "random state": _digest(torch.get_rng_state())}
-    for number, model in enumerate(case.models):
-        for name, param in model.named_parameters():
-            found[f"{number}.{name}"] = _digest(param)
-            found[f"{number}.{name}.grad"] = _digest(param.grad)
-        for name, buffer in model.named_buffers():
-            found[f"{number}.{name}"] = _digest(buffer)
-    for number, optimizer in enumerate(case.optimizers):
-        for place, state in enumerate(optimizer.state.values()):
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    found[f"optimizer {number}.{place}.{key}"] = _digest(value)
-    return found
-
-
-def _digest(tensor: torch.Tensor | None) -> str:
-    if tensor is None:
-        return "none"
-    flat = tensor.detach().contiguous().view(-1)
-    raw = flat.view(torch.uint8).numpy() if flat.numel() else b""
-    return hashlib.blake2b(raw, digest_size=12).hexdigest()
 
 
 # -- time against plain and against checkpointing by hand ----------------------------------------

@@ -24,7 +24,6 @@ import contextlib
 import functools
 import logging
 import statistics
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -47,6 +46,7 @@ from legroom.capture import (
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._observer import FitObserver
+from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepEnds, StepWatch
@@ -55,18 +55,12 @@ from legroom.engine.graph import (
     PlannedCall,
     choose_executor,
     guard,
-    is_distributed,
 )
-from legroom.errors import BudgetExceededError, InfeasibleBudgetError, UsageError
-from legroom.meter import PeakReading
+from legroom.errors import UsageError
 from legroom.plan import OnProgress, PlanOptions, choose_ways
-from legroom.units import format_bytes
 
 _log = logging.getLogger("legroom")
 _MOST_PLANNED = 4
-_MOST_REPLANS = 2
-_COMPILING_BYTES = 4 * 2**20
-"""What the first step may take above the budget: compiling leaves things behind for a moment."""
 
 
 def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
@@ -160,8 +154,6 @@ class Fitted:
         plan: The plan that the latest call was made under; None before the first.
     """
 
-    _somebody_plans = False
-
     def __init__(  # noqa: PLR0913 - `fit` explains them
         self,
         target: nn.Module | Callable[..., Any],
@@ -188,11 +180,11 @@ class Fitted:
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
-        self._plans: dict[CallKey, _PlannedKind] = {}
+        self._plans: dict[CallKey, PlannedKind] = {}
         self._plan_of_step: StepPlan | None = None
         self._keys_of_step: set[CallKey] | None = None
         self._num_strays: Counter[CallKey] = Counter()
-        self._latest: _PlannedKind | None = None
+        self._latest: PlannedKind | None = None
         self._is_busy = False
         self._left_plain: Counter[str] = Counter()
         self._hooks = contextlib.ExitStack()
@@ -275,7 +267,7 @@ class Fitted:
             output = kind.call(*args, **kwargs)
         finally:
             self._is_busy = False
-        if kind.unplanned and self._num_strays[key] < _MOST_REPLANS:
+        if kind.unplanned and self._num_strays[key] < MOST_REPLANS:
             self._num_strays[key] += 1
             self._plans.pop(key).forget()
             watch.close()  # this step is not one that was planned
@@ -284,7 +276,7 @@ class Fitted:
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
-        if self._is_busy or Fitted._somebody_plans or not torch.is_grad_enabled():
+        if self._is_busy or guard.is_planning or not torch.is_grad_enabled():
             return ""
         if torch.compiler.is_compiling():
             return "calls inside somebody else's compilation"
@@ -309,26 +301,19 @@ class Fitted:
 
     def _plan_kind(
         self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _PlannedKind:
+    ) -> PlannedKind:
         if self._plan_of_step is not None and key in (self._keys_of_step or ()):
-            return _PlannedKind(self, self._plan_of_step, key)
+            return PlannedKind(self, self._plan_of_step, key)
         own = [kind for kind in self._plans.values() if kind.key is not None]
         if len(own) >= _MOST_PLANNED:
             larger = [kind for kind in own if kind.key is not None and key.is_within(kind.key)]
             if larger:
-                return _PlannedKind(self, larger[0].step_plan, None)
-        if is_distributed() and any(param.grad is not None for param in self._parameters()):
-            # TODO(#4): something of DDP's is freed then; seen as garbage in gradients.
-            raise UsageError(
-                f"a new kind of call ({key.in_words}) cannot be planned in a distributed process "
-                "while gradients wait for the optimizer; make the first call of each kind right "
-                "after zero_grad()"
-            )
+                return PlannedKind(self, larger[0].step_plan, None)
         step = made_up_step(self._module, args, kwargs, self._find_optimizers())
-        return _PlannedKind(self, self._capture_and_plan(step), key)
+        return PlannedKind(self, self._capture_and_plan(step), key)
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
-        self._is_busy = Fitted._somebody_plans = True
+        self._is_busy = guard.is_planning = True
         try:
             return plan_call(
                 step,
@@ -338,7 +323,7 @@ class Fitted:
                 on_progress=self._on_progress,
             )
         finally:
-            self._is_busy = Fitted._somebody_plans = False
+            self._is_busy = guard.is_planning = False
 
     def _find_optimizers(self) -> tuple[Optimizer, ...]:
         if self._optimizers:
@@ -417,90 +402,3 @@ class Fitted:
         """What a step takes, once some were not measured."""
         times = self._watch.step_ms if self._watch is not None else []
         return round(statistics.median(times), 4) if times else None
-
-
-@final
-class _PlannedKind:
-    """One kind of call, its plan, and what was measured under it.
-
-    Attributes:
-        key: What calls it was planned for; None where the plan is that of a larger kind.
-    """
-
-    def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
-        self.step_plan = step_plan
-        self.key = key
-        self._owner = weakref.proxy(owner)
-        self.call = owner.compile(step_plan)
-        self.measured_peak_bytes: int | None = None
-        self._num_readings = 0
-        self.resident_peak_bytes: int | None = None
-
-    @property
-    def unplanned(self) -> list[str]:
-        """Graphs that the plan did not know."""
-        return self.call.unplanned if isinstance(self.call, PlannedCall) else []
-
-    def measure_anew(self) -> None:
-        """The plan has changed: what was measured is of another one."""
-        self.measured_peak_bytes = None
-        self._num_readings = 0
-
-    def forget(self) -> None:
-        """Let go of what was compiled."""
-        if isinstance(self.call, PlannedCall):
-            self.call.forget()
-
-    def on_reading(self, reading: PeakReading) -> None:
-        """Compare a measured step with its prediction; see Note [Fitted calls], rule 4."""
-        plan = self.step_plan
-        self._num_readings += 1
-        if reading.resident_bytes is not None:
-            self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
-        predicted = plan.plan.predicted_peak_bytes
-        allowed = plan.budget_bytes
-        if self._num_readings == 1:
-            allowed += max(_COMPILING_BYTES, allowed // 50)
-        else:
-            self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
-        if reading.peak_bytes <= allowed:
-            return
-        plan.note_outside(reading.peak_bytes - predicted)
-        if reading.peak_bytes <= plan.budget_bytes:
-            return
-        too_much = BudgetExceededError(
-            budget_bytes=plan.budget_bytes,
-            measured_bytes=reading.peak_bytes,
-            predicted_bytes=predicted,
-        )
-        if plan.replans >= _MOST_REPLANS:
-            raise too_much
-        self._owner.say(
-            f"measured peak {format_bytes(reading.peak_bytes)} is above the budget of "
-            f"{format_bytes(plan.budget_bytes)} (predicted {format_bytes(predicted)}): planning "
-            "again with the difference set aside"
-        )
-        try:
-            plan.tighten(reading.peak_bytes - predicted)
-        except InfeasibleBudgetError as error:
-            raise too_much from error
-        self._owner.compile_again(plan)
-
-    def report(self, owner: Fitted) -> RunReport:
-        """What was planned and measured."""
-        step_plan = self.step_plan
-        return RunReport.of(
-            step_plan.plan,
-            budget_bytes=step_plan.budget_bytes,
-            plain_peak_bytes=step_plan.plain_peak_bytes,
-            measured_peak_bytes=self.measured_peak_bytes,
-            resident_peak_bytes=self.resident_peak_bytes,
-            step_ms=owner.step_ms,
-            planning_s=step_plan.planning_s,
-            replans=step_plan.replans,
-            not_planned=(
-                *step_plan.not_planned,
-                *(("a graph", why) for why in self.unplanned),
-                *owner.left_plain,
-            ),
-        )

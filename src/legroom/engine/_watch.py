@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from legroom.engine.graph import guard
 from legroom.meter import PeakGauge, PeakReading
 
 _MEASURED_STEPS = 3
@@ -41,13 +42,14 @@ class StepWatch:
         self._waiting: dict[Hashable, OnReading] = {}
         self._counts: dict[Hashable, int] = {}
         self._last_s: float | None = None
+        self._is_closed = False
 
     def call_begins(self, identity: Hashable, on_reading: OnReading) -> None:
         """A planned call begins; it is measured if its plan is new."""
         if self._counts.get(identity, 0) >= _MEASURED_STEPS:
             return
         self._waiting[identity] = on_reading
-        if self._gauge is None:
+        if self._gauge is None and not self._is_closed:
             gc.collect()  # what compiling has left behind is no part of the step
             gauge = PeakGauge(self._device)
             if gauge.start():
@@ -58,6 +60,10 @@ class StepWatch:
         now_s = time.perf_counter()
         self.num_steps += 1
         gauge, self._gauge = self._gauge, None
+        was_closed, self._is_closed = self._is_closed, False
+        if was_closed:
+            self._last_s = None
+            return
         if gauge is None:
             if self._last_s is not None:
                 self.step_ms = [*self.step_ms, 1000 * (now_s - self._last_s)][-_REMEMBERED:]
@@ -73,9 +79,14 @@ class StepWatch:
             on_reading(reading)
 
     def close(self) -> None:
-        """Stop measuring; what was seen of this step is forgotten."""
+        """Stop measuring for the rest of this step; what was seen of it is forgotten.
+
+        A scope may be open that began while we measured, as in DDP's forward: no other profiler
+        may start before it ends (see Note [Open scopes]), and it ends within the step.
+        """
         gauge, self._gauge = self._gauge, None
         if gauge is not None:
+            self._is_closed = True
             with contextlib.suppress(RuntimeError):
                 gauge.stop()
         self._waiting.clear()
@@ -107,6 +118,8 @@ class StepEnds:
             self._hooks.callback(handle.remove)
 
     def _update_ends(self, optimizer: Optimizer) -> None:
+        if guard.is_planning:
+            return
         self._updated.add(id(optimizer))
         is_in_backward = torch._C._current_graph_task_id() != -1
         # A profiler that is stopped inside a backward pass counts as running after it.

@@ -1,8 +1,14 @@
 """Switching PyTorch's profiler on and off, quietly, in a program that is not ours.
 
 In goes a `torch.profiler.profile`; it then records, or has recorded. PyTorch allows one at a time:
-of two nested ones the outer silently loses its events.
+of two nested ones the outer silently loses its events. See Note [Open scopes].
 """
+
+# Note [Open scopes]
+# An operation, or a `record_function`, that begins under one profiler and ends under another writes
+# into events of the first, which are freed: PyTorch 2.13 corrupts its memory or crashes. Between
+# stopping one profiler and starting the next, every scope that was open must have ended. DDP's
+# forward is such a scope, and so is `Optimizer.step` around its hooks.
 
 from __future__ import annotations
 

@@ -119,12 +119,14 @@ class ProfilingSession:
                 self._distorted, self._recorder = self._recorder.recording(), None
                 self._set_observer(AbstractTrainingObserver())
                 gc.collect()
-                self._start_recording(with_inputs=False)
                 return
             self._recorded += 1
             self._on_progress("recording", self._recorded, self._options.num_steps)
             return
-        if not self._is_warm:
+        if self._distorted is not None and self._recorder is None:
+            # A step later, since this may be inside of Optimizer.step: see Note [Open scopes].
+            self._start_recording(with_inputs=False)
+        elif not self._is_warm:
             self._note_plain_step(now_ns)
             self._on_progress("warm-up", self.num_steps_seen, self._options.num_warmup)
             self.is_blocked = profiler_is_running()
@@ -145,14 +147,16 @@ class ProfilingSession:
         notes: tuple[str, ...] = (),
     ) -> Profile | None:
         """Stop recording and build the profile; None if recording never began."""
-        if self._recorder is None:
+        if self._recorder is None and self._distorted is None:
             return None
         self.halt()
         self._on_progress("balancing the books", 0, 1)
         # A distorted recording is better than none.
         num_recorded = self.num_recorded
         recording = None if self._recorded else self._distorted
-        recording = recording or self._recorder.recording()
+        if recording is None:
+            assert self._recorder is not None, "bug in legroom: steps were recorded by nobody"
+            recording = self._recorder.recording()
         # Let go of the recorder: it knows the model, which the program may want to drop.
         self._recorder = self._distorted = None
         self._set_observer(AbstractTrainingObserver())

@@ -29,7 +29,7 @@ class Budget:
         share: Of the plain step's peak, above 0 and at most 1.
         spares_state: Whether the share is of what lies above the state: state plus that share of
             the rest.
-        is_free: Whether it is the lowest that a plan reaches without adding time.
+        is_free: Whether it is the lowest that a plan reaches with 1 % more time at most.
         is_floor: Whether it is the lowest that a plan reaches at all.
     """
 
@@ -51,7 +51,7 @@ class Budget:
         if self.is_floor:
             return "as little as possible"
         if self.is_free:
-            return "as little as possible without adding time"
+            return "as little as possible at next to no time"
         if self.num_bytes is not None:
             return format_bytes(self.num_bytes)
         share = f"{100 * (self.share or 0):g} %"

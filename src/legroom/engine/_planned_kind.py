@@ -1,0 +1,112 @@
+"""One kind of call of a fitted target: its plan, what runs it, and what was measured under it.
+
+In come readings of measured steps; above the budget the plan is tightened, and after two attempts
+that is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, final
+
+from legroom.engine._call_key import CallKey
+from legroom.engine._run_report import RunReport
+from legroom.engine._step_plan import StepPlan
+from legroom.engine.graph import PlannedCall
+from legroom.errors import BudgetExceededError, InfeasibleBudgetError
+from legroom.meter import PeakReading
+from legroom.units import format_bytes
+
+if TYPE_CHECKING:
+    from legroom.engine._fit import Fitted
+
+MOST_REPLANS = 2
+_COMPILING_BYTES = 4 * 2**20
+"""What the first step may take above the budget: compiling leaves things behind for a moment."""
+
+
+@final
+class PlannedKind:
+    """One kind of call, its plan, and what was measured under it.
+
+    Attributes:
+        key: What calls it was planned for; None where the plan is that of a larger kind.
+    """
+
+    def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
+        self.step_plan = step_plan
+        self.key = key
+        self._owner = weakref.proxy(owner)
+        self.call = owner.compile(step_plan)
+        self.measured_peak_bytes: int | None = None
+        self._num_readings = 0
+        self.resident_peak_bytes: int | None = None
+
+    @property
+    def unplanned(self) -> list[str]:
+        """Graphs that the plan did not know."""
+        return self.call.unplanned if isinstance(self.call, PlannedCall) else []
+
+    def measure_anew(self) -> None:
+        """The plan has changed: what was measured is of another one."""
+        self.measured_peak_bytes = None
+        self._num_readings = 0
+
+    def forget(self) -> None:
+        """Let go of what was compiled."""
+        if isinstance(self.call, PlannedCall):
+            self.call.forget()
+
+    def on_reading(self, reading: PeakReading) -> None:
+        """Compare a measured step with its prediction; see Note [Fitted calls], rule 4."""
+        plan = self.step_plan
+        self._num_readings += 1
+        if reading.resident_bytes is not None:
+            self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
+        predicted = plan.plan.predicted_peak_bytes
+        allowed = plan.budget_bytes
+        if self._num_readings == 1:
+            allowed += max(_COMPILING_BYTES, allowed // 50)
+        else:
+            self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
+        if reading.peak_bytes <= allowed:
+            return
+        plan.note_outside(reading.peak_bytes - predicted)
+        if reading.peak_bytes <= plan.budget_bytes:
+            return
+        too_much = BudgetExceededError(
+            budget_bytes=plan.budget_bytes,
+            measured_bytes=reading.peak_bytes,
+            predicted_bytes=predicted,
+        )
+        if plan.replans >= MOST_REPLANS:
+            raise too_much
+        self._owner.say(
+            f"measured peak {format_bytes(reading.peak_bytes)} is above the budget of "
+            f"{format_bytes(plan.budget_bytes)} (predicted {format_bytes(predicted)}): planning "
+            "again with the difference set aside"
+        )
+        try:
+            plan.tighten(reading.peak_bytes - predicted)
+        except InfeasibleBudgetError as error:
+            raise too_much from error
+        self._owner.compile_again(plan)
+
+    def report(self, owner: Fitted) -> RunReport:
+        """What was planned and measured."""
+        step_plan = self.step_plan
+        return RunReport.of(
+            step_plan.plan,
+            budget_bytes=step_plan.budget_bytes,
+            plain_peak_bytes=step_plan.plain_peak_bytes,
+            measured_peak_bytes=self.measured_peak_bytes,
+            resident_peak_bytes=self.resident_peak_bytes,
+            step_ms=owner.step_ms,
+            planning_s=step_plan.planning_s,
+            replans=step_plan.replans,
+            not_planned=(
+                *step_plan.not_planned,
+                *(("a graph", why) for why in self.unplanned),
+                *owner.left_plain,
+            ),
+        )
