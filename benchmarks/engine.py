@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +25,11 @@ from benchmarks.cases import Case
 from benchmarks.exactness import compare_levels
 from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
+from legroom.errors import InfeasibleBudgetError
 from legroom.meter import PeakGauge
 
 WARMUP_STEPS = 2
-ROUNDS = 9
+ROUNDS = 11
 TORCH_BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.5)
 _SEED = 7
 _CRITIC_CASE = "wgan_gp"
@@ -81,7 +81,7 @@ def measure_speed(name: str) -> dict[str, Any]:
     budgets = {"fitted": peaks.get("checkpoint"), "free": "free", "whole": "100%"}
     for contestant in names:
         if contestant in budgets:
-            handles[contestant] = fit_case(runs[contestant], budget=budgets[contestant])
+            handles[contestant] = _fit_near(runs[contestant], budgets[contestant])
         for _ in range(WARMUP_STEPS + 1):
             runs[contestant].step()
     times = interleaved({each: case.step for each, case in runs.items()})
@@ -92,6 +92,14 @@ def measure_speed(name: str) -> dict[str, Any]:
         if each in runs
     }
     return {"times_ms": times, "peaks": peaks, "reports": reports, "stash": stash}
+
+
+def _fit_near(case: Case, budget: str | int | None) -> legroom.Fitted:
+    """Fit at the budget, or at the floor where that is above it: the table shows both peaks."""
+    try:
+        return fit_case(case, budget=budget)
+    except InfeasibleBudgetError:
+        return fit_case(case, budget="floor")
 
 
 def checkpoint_blocks(case: Case) -> None:
@@ -168,8 +176,7 @@ def _budget_row(subject: str, setting: float) -> dict[str, Any]:
         "torch_peak_bytes": peak_bytes,
         "measured_peak_bytes": report.measured_peak_bytes,
         "predicted_peak_bytes": report.predicted_peak_bytes,
-        "times_ms": {each: statistics.median(values) for each, values in times.items()},
-        "spread_ms": {each: max(values) - min(values) for each, values in times.items()},
+        "times_ms": times,
     }
 
 

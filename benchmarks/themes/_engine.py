@@ -113,14 +113,16 @@ def _speed_section(seen: dict[str, Any]) -> Iterable[str]:
         body.append([name, *(_speed_cells(answer) if "error" not in answer else [answer["error"]])])
     head = [
         *("case", "plain ms", "checkpointed / plain", "fitted / plain", "fitted / checkpointed"),
-        *("free / plain", "whole / plain", "stash plain MiB", "stash free", "ratio"),
+        *("its peak / checkpointed's", "free / plain", "whole / plain"),
+        *("stash plain MiB", "stash free", "ratio"),
     ]
     yield from (
         "## Time of a step",
         "",
-        f"Medians of {engine.ROUNDS} rounds, taking turns (spread: slowest minus fastest). "
-        "*Checkpointed*: every block under `torch.utils.checkpoint`, by hand. *Fitted*: legroom at "
-        "that peak, as measured. *Free*: the lowest budget without predicted added time. *Whole*: "
+        f"{engine.ROUNDS} rounds, taking turns; ratios are medians of the ratios within a round, "
+        "with half the range between their quartiles. *Checkpointed*: every block under "
+        "`torch.utils.checkpoint`, by hand. *Fitted*: legroom at that peak, as measured, or at "
+        "its floor. *Free*: the lowest budget with at most 1 % of predicted added time. *Whole*: "
         "budget 100 %.",
         "",
         *table(head, body),
@@ -129,24 +131,31 @@ def _speed_section(seen: dict[str, Any]) -> Iterable[str]:
 
 
 def _speed_cells(answer: dict[str, Any]) -> list[str]:
-    times = {name: statistics.median(values) for name, values in answer["times_ms"].items()}
-    spread = max(answer["times_ms"]["plain"]) - min(answer["times_ms"]["plain"])
-
-    def ratio(one: str, other: str) -> str:
-        return f"{times[one] / times[other]:.3f}" if one in times and other in times else "–"
-
-    stash = answer["stash"]
+    times = answer["times_ms"]
+    peaks, stash = answer["peaks"], answer["stash"]
     return [
-        f"{times['plain']:.0f} ± {spread / 2:.0f}",
-        ratio("checkpoint", "plain"),
-        ratio("fitted", "plain"),
-        ratio("fitted", "checkpoint"),
-        ratio("free", "plain"),
-        ratio("whole", "plain"),
+        f"{statistics.median(times['plain']):.0f}",
+        _ratio(times, "checkpoint", "plain"),
+        _ratio(times, "fitted", "plain"),
+        _ratio(times, "fitted", "checkpoint"),
+        f"{answer['reports']['fitted']['measured_peak_bytes'] / peaks['checkpoint']:.3f}"
+        if "checkpoint" in peaks
+        else "–",
+        _ratio(times, "free", "plain"),
+        _ratio(times, "whole", "plain"),
         mib(stash["plain"]),
         mib(stash["free"]),
         f"{stash['plain'] / max(1, stash['free']):.2f}",
     ]
+
+
+def _ratio(times: dict[str, list[float]], one: str, other: str) -> str:
+    """The median over rounds of one contestant's time by another's, and its spread."""
+    if one not in times or other not in times:
+        return "–"
+    ratios = [mine / theirs for mine, theirs in zip(times[one], times[other], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ± {(high - low) / 2:.3f}"
 
 
 def _torch_section(seen: dict[str, Any]) -> Iterable[str]:
@@ -168,14 +177,16 @@ def _torch_section(seen: dict[str, Any]) -> Iterable[str]:
                 *cells,
                 mib(row["torch_peak_bytes"]),
                 mib(row["measured_peak_bytes"]),
-                *(f"{times[each]:.0f}" for each in ("plain", "torch", "legroom")),
-                f"{times['legroom'] / times['torch']:.3f}",
-                f"{row['spread_ms']['torch']:.0f} / {row['spread_ms']['legroom']:.0f}",
+                *(
+                    f"{statistics.median(times[each]):.0f}"
+                    for each in ("plain", "torch", "legroom")
+                ),
+                _ratio(times, "legroom", "torch"),
             ]
         )
     head = [
         *("model", "setting", "torch's peak MiB", "legroom's", "plain ms", "torch ms"),
-        *("legroom ms", "legroom / torch", "spreads ms"),
+        *("legroom ms", "legroom / torch"),
     ]
     yield from (
         "Both run the same eager kernels; legroom's budget is the peak that torch's setting "

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from legroom import variants, ways
 from legroom.capture import Capture, capture_step
+from legroom.errors import InfeasibleBudgetError
 from legroom.meter import OperationTimes
 from legroom.plan import (
     Budget,
@@ -39,8 +40,8 @@ from legroom.plan import (
 )
 from legroom.ways import Exactness
 
-_SLACK_BYTES = 64 * 1024
-"""What a budget that legroom finds itself leaves for scalars and the like outside the plan."""
+_SLACK_BYTES, _SLACK_SHARE = 64 * 1024, 1000
+"""What is kept free for scalars that PyTorch makes and nobody can plan, where that is possible."""
 
 
 @final
@@ -96,9 +97,7 @@ class StepPlan:
         """
         started = time.perf_counter()
         reserved_bytes = self.reserved_bytes + num_bytes
-        aim = self.budget_bytes - reserved_bytes
-        self.plan = self.planner.plan(aim)
-        self.programs = self.planner.programs(aim)
+        self.plan, self.programs = _plan_within(self.planner, self.budget_bytes - reserved_bytes)
         self.reserved_bytes = reserved_bytes
         self.planning_s += time.perf_counter() - started
 
@@ -140,25 +139,35 @@ def plan_call(
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
     budget_bytes = _bytes_of(budget, planner, 0)
-    plan = planner.plan(budget_bytes)
+    plan, programs = _plan_within(planner, budget_bytes)
     return StepPlan(
         capture=capture,
         planner=planner,
         budget=budget,
         budget_bytes=budget_bytes,
         plan=plan,
-        programs=planner.programs(budget_bytes),
+        programs=programs,
         notes=notes,
         planning_s=time.perf_counter() - started,
         not_planned=[(each.what, each.why) for each in planned.not_captured],
     )
 
 
+def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, PieceProgram]]:
+    """The plan for a budget, with a little of it kept free where there is a plan that does so."""
+    slack_bytes = min(_SLACK_BYTES, budget_bytes // _SLACK_SHARE)
+    try:
+        aim = budget_bytes - slack_bytes
+        return planner.plan(aim), planner.programs(aim)
+    except InfeasibleBudgetError:
+        return planner.plan(budget_bytes), planner.programs(budget_bytes)
+
+
 def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int) -> int:
     """What a budget means, with so much outside the plan."""
     if budget.is_floor or budget.is_free:
         inside = planner.bytes_of(budget)
-        return inside + max(_SLACK_BYTES, inside // 1000) + outside_bytes
+        return inside + max(_SLACK_BYTES, inside // _SLACK_SHARE) + outside_bytes
     plain = planner.plain
     return budget.resolve(plain.peak_bytes + outside_bytes, plain.state_bytes)
 

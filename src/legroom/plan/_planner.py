@@ -268,7 +268,8 @@ class Planner:
             assert best is not None, "bug in legroom: the archive forgot its leanest"
         entry, order = best
         added_ms = entry.outcome.added_ms
-        if budget_bytes >= self.plain.peak_bytes and added_ms > 0:
+        saves = entry.outcome.peak_bytes < self.plain.peak_bytes
+        if budget_bytes >= self.plain.peak_bytes and (added_ms > 0 or not saves):
             return self._plain_plan(budget_bytes)
         problem = order.search.problem
         bound_ms = min(bound_ms, added_ms)

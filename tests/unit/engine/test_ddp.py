@@ -47,7 +47,8 @@ def gradients(wrapped):
         uses_all = step == 1
         with wrapped.no_sync():
             wrapped(value, target, extra=uses_all).backward()
-        loss = wrapped(value, target, extra=uses_all)
+        # Another kind of call, first made inside DDP's own scope while gradients wait.
+        loss = wrapped(value, target, uses_all)
         loss.backward()
         return loss
 

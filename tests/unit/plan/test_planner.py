@@ -9,6 +9,7 @@ from legroom import variants, ways
 from legroom.capture import Kind
 from legroom.errors import InfeasibleBudgetError
 from legroom.plan import solvers
+from legroom.plan._budget import parse_budget
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan.presets import all_presets
 from tests.unit.plan.made_up_graphs import (
@@ -50,6 +51,23 @@ def test_plans_keep_their_budgets(planner):
         assert 0 <= plan.bound_ms <= plan.added_ms
         whole = planner.problem.step_ms + plan.bound_ms
         assert plan.gap == pytest.approx((plan.added_ms - plan.bound_ms) / whole)
+
+
+def test_free_is_the_lowest_budget_that_adds_next_to_no_time(planner):
+    free_bytes = planner.bytes_of(parse_budget("free"))
+    most_ms = 0.01 * planner.problem.step_ms
+    assert planner.floor_bytes <= free_bytes <= planner.plain.peak_bytes
+    assert planner.plan(free_bytes).added_ms <= most_ms
+    stride = (planner.plain.peak_bytes - planner.plain.state_bytes) // 8
+    if free_bytes - stride >= planner.floor_bytes:
+        assert planner.plan(free_bytes - stride).added_ms > most_ms
+
+
+def test_a_budget_for_which_nothing_is_saved_leaves_the_step_plain():
+    planner = planner_of(chain(), ways=ways.select(("hold",)), variants=())
+    top_bytes = planner.plain.peak_bytes
+    assert planner.plan(top_bytes).preset == "plain"
+    assert planner.programs(top_bytes) == {}
 
 
 def test_the_frontier_only_rises(planner):
