@@ -1,8 +1,8 @@
 """Is fitted training the same, does it keep the budget, and is it faster than what others offer?
 
 In go a case's name and a part (`exact`, `speed`), or a part alone that is measured once
-(`architectures`, `torch_budget`); out comes one JSON object on stdout. `benchmarks.run` puts the
-answers side by side.
+(`architectures`, `torch_budget`, `limited`); out comes one JSON object on stdout. `benchmarks.run`
+puts the answers side by side.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from benchmarks import cases
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
 from benchmarks.exactness import compare_levels
+from benchmarks.limited import measure_limited_run
 from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
 from legroom.errors import InfeasibleBudgetError
 from legroom.meter import PeakGauge
 
 WARMUP_STEPS = 2
+MEASURED_STEPS = 3
+"""So many steps under a plan are measured, and slower for it."""
 ROUNDS = 11
 TORCH_BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.5)
 _SEED = 7
@@ -82,7 +85,7 @@ def measure_speed(name: str) -> dict[str, Any]:
     for contestant in names:
         if contestant in budgets:
             handles[contestant] = _fit_near(runs[contestant], budgets[contestant])
-        for _ in range(WARMUP_STEPS + 1):
+        for _ in range(MEASURED_STEPS):
             runs[contestant].step()
     times = interleaved({each: case.step for each, case in runs.items()})
     reports = {each: handle.report().to_dict() for each, handle in handles.items()}
@@ -168,7 +171,7 @@ def _budget_row(subject: str, setting: float) -> dict[str, Any]:
             step()
     peak_bytes = measure_peak(their_step)
     handle = legroom.fit(ours.model, step=ours.step, budget=peak_bytes)
-    for _ in range(WARMUP_STEPS):
+    for _ in range(MEASURED_STEPS + 1):  # without an optimizer, the next call ends a step
         ours.step()
     times = interleaved({"torch": their_step, "legroom": ours.step, "plain": plain.step})
     report = handle.report()
@@ -247,6 +250,7 @@ CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "architectures": measure_architectures,
     "torch_budget": measure_torch_budget,
+    "limited": measure_limited_run,
 }
 
 

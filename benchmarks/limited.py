@@ -1,14 +1,17 @@
-"""Can a step be planned by a process in which the step itself does not fit?
+"""Can a step be planned, and carried out, by a process in which the plain step does not fit?
 
-In goes what to do (`plan` or `step`) and how many bytes of data the process may have beyond what
-it has before the model is built; out comes one JSON object on stdout. The limit is `RLIMIT_DATA`;
-a thread watches how much is in use.
+In goes what to do (`plan` or `step`), how many bytes of data the process may have beyond what it
+has before the model is built, a case and its size; out comes one JSON object on stdout. The limit
+is `RLIMIT_DATA`; a thread watches how much is in use. What is carried out goes through
+`legroom run --limit`, as a user would type it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import resource
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import answer_of, one_line
+from benchmarks.processes import ROOT, TIMEOUT_S, answer_of, one_line
 
 CASE, SHARE, BUDGET = "gpt2", 0.6, "50%"
+RUN_CASE, RUN_SIZE, RUN_SHARE = "gpt2", "deep", 0.5
 _STEPS = 3
 _WATCHED = ("VmData", "VmRSS")
 
@@ -33,7 +37,8 @@ def measure_limited() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:  # so that operations are timed under the limit
         cold = {"LEGROOM_CACHE_DIR": folder}
         rows = {
-            action: answer_of("benchmarks.limited", action, allowed, env=cold) for action in ACTIONS
+            action: answer_of("benchmarks.limited", action, allowed, CASE, "small", env=cold)
+            for action in ACTIONS
         }
     return {
         "case": CASE,
@@ -45,11 +50,61 @@ def measure_limited() -> dict[str, Any]:
     }
 
 
-def _plan() -> dict[str, Any]:
+def measure_limited_run() -> dict[str, Any]:
+    """Train plain, plain under a limit, and under the same limit with `legroom run --limit`."""
+    script = ["-m", f"benchmarks.cases.{RUN_CASE}", "--size", RUN_SIZE]
+    plain = _command("profile", *script, "--steps", "4")
+    peak_bytes = plain["report"]["peak_bytes"]
+    allowed = int(RUN_SHARE * peak_bytes)
+    steps = ["--steps", str(_STEPS)]
+    fitted = _command("run", "--limit", "--budget", str(allowed), *script, *steps)
+    return {
+        "case": RUN_CASE,
+        "size": RUN_SIZE,
+        "share": RUN_SHARE,
+        "plain_peak_bytes": peak_bytes,
+        "allowed_bytes": allowed,
+        "plain": {"losses": plain["losses"][:_STEPS]},
+        "limited": answer_of("benchmarks.limited", "step", str(allowed), RUN_CASE, RUN_SIZE),
+        "fitted": fitted,
+    }
+
+
+def _command(name: str, *arguments: str) -> dict[str, Any]:
+    """Run one of legroom's commands; the losses that the script printed, and the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.json"
+        run = subprocess.run(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "legroom",
+                name,
+                "--json",
+                str(file),
+                *arguments,
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+        return {
+            "exit_code": run.returncode,
+            "losses": re.findall(r"loss (\S+)", run.stdout),
+            "said": run.stderr[-2000:] if run.returncode else "",
+            "report": json.loads(file.read_text()) if file.exists() else None,
+        }
+
+
+def _plan(case: str, size: str) -> dict[str, Any]:
     import legroom
     from benchmarks import cases
 
-    report = legroom.plan(cases.build(CASE).step, budget=BUDGET, points=0)
+    report = legroom.plan(cases.build(case, size).step, budget=BUDGET, points=0)
     assert report.chosen is not None
     return {
         "predicted_peak_bytes": report.chosen.predicted_peak_bytes,
@@ -58,21 +113,21 @@ def _plan() -> dict[str, Any]:
     }
 
 
-def _step() -> dict[str, Any]:
+def _step(case: str, size: str) -> dict[str, Any]:
     from benchmarks import cases
 
-    case = cases.build(CASE)
-    return {"loss": [case.step().item() for _ in range(_STEPS)]}
+    built = cases.build(case, size)
+    return {"losses": [built.step().item() for _ in range(_STEPS)]}
 
 
-ACTIONS: dict[str, Callable[[], dict[str, Any]]] = {"plan": _plan, "step": _step}
+ACTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {"plan": _plan, "step": _step}
 
 
-def _run_limited(action: str, allowed_bytes: int) -> dict[str, Any]:
+def _run_limited(action: str, allowed_bytes: int, case: str, size: str) -> dict[str, Any]:
     import legroom  # noqa: F401 - what a program has loaded before it builds its model
     from benchmarks import cases
 
-    cases.load(CASE)
+    cases.load(case)
     before = _status_bytes()
     highest = dict(before)
     _watch(highest)
@@ -80,7 +135,7 @@ def _run_limited(action: str, allowed_bytes: int) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     started = time.perf_counter()
     try:
-        answer = ACTIONS[action]()
+        answer = ACTIONS[action](case, size)
     except Exception as error:  # running out of memory is the question
         answer = {"failed": one_line(error)}
     return {
@@ -110,4 +165,4 @@ def _watch(highest: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_run_limited(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(_run_limited(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))

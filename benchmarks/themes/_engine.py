@@ -31,6 +31,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         *_exact_section("Other architectures", singles.get("architectures", {})),
         *_speed_section({name: row["speed"] for name, row in rows.items()}),
         *_torch_section(singles.get("torch_budget", {})),
+        *_limited_section(singles.get("limited", {})),
     ]
     return "\n".join(lines)
 
@@ -193,6 +194,34 @@ def _torch_section(seen: dict[str, Any]) -> Iterable[str]:
         "reaches, as measured.",
         "",
         *table(head, body),
+        "",
+    )
+
+
+def _limited_section(seen: dict[str, Any]) -> Iterable[str]:
+    if not seen:
+        return
+    yield from ("## In a process limited to half of the plain step's peak", "")
+    if "error" in seen:
+        yield from (seen["error"], "")
+        return
+    fitted, limited = seen["fitted"], seen["limited"]
+    report = fitted["report"] or {}
+    body = [
+        ["plain, no limit", mib(seen["plain_peak_bytes"]), ", ".join(seen["plain"]["losses"])],
+        ["plain, limited", "", limited.get("failed") or limited.get("error") or "ran"],
+        [
+            "`legroom run --limit`",
+            mib(report.get("measured_peak_bytes") or 0),
+            ", ".join(fitted["losses"]) if not fitted["exit_code"] else fitted["said"][-200:],
+        ],
+    ]
+    yield from (
+        f"`{seen['case']}` in size `{seen['size']}`; the process may grow by "
+        f"{mib(seen['allowed_bytes'])} MiB (`RLIMIT_DATA`) from before the model is built, legroom "
+        "and everything that it compiles included.",
+        "",
+        *table(["run", "peak MiB", "losses"], body),
         "",
     )
 

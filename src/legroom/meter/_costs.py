@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, final
 
 import torch
 
-from legroom.capture import arguments_of
+from legroom.capture import arguments_of, fake_rules
 from legroom.errors import TorchInterfaceError
 
 _MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear"})
@@ -142,8 +143,19 @@ def _fake_tensors() -> Iterator[None]:
         from torch._subclasses.fake_tensor import FakeTensorMode
     except ImportError:
         raise TorchInterfaceError("torch._subclasses.FakeTensorMode", tested="2.13.0") from None
-    with real_tensors(), FakeTensorMode(), torch.no_grad():
+    with real_tensors(), fake_rules(), _unlogged(), FakeTensorMode(), torch.no_grad():
         yield
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep off the terminal that an operation has no fake implementation: we look for that."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _cost(

@@ -83,3 +83,12 @@ def test_an_unknown_operation_costs_nothing():
 def test_a_fake_mode_around_does_not_matter():
     with FakeTensorMode():
         assert cost(aten.mm.default, X, torch.empty(4, 6)).flops == 2 * 8 * 4 * 6
+
+
+def test_what_has_no_fake_implementation_says_so_to_nobody(caplog):
+    left, right = torch.zeros(8, 16), torch.zeros(2, 16, 4)
+    ends = torch.tensor([4, 8], dtype=torch.int32)
+    cost = cost_of(signature_of(torch.ops.aten._grouped_mm.default, (left, right, ends), {}))
+    assert cost.largest_output_bytes == 8 * 4 * 4
+    assert cost_of(signature_of(torch.ops.aten.nonzero.default, (left,), {})).name == "nonzero"
+    assert not caplog.records
