@@ -22,6 +22,7 @@ from legroom.capture._dynamo import (
     set_call,
     source_key,
     trace_joint,
+    untraced,
     with_detached_outputs,
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
@@ -94,5 +95,6 @@ __all__ = [
     "source_key",
     "trace_joint",
     "unread_places",
+    "untraced",
     "with_detached_outputs",
 ]

@@ -201,6 +201,13 @@ def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:
     return run
 
 
+def untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """The function, which somebody else's torch.compile calls as it is rather than look inside."""
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    made: Callable[..., Any] = dynamo.disable(function, reason=reason)
+    return made
+
+
 def set_call(module: nn.Module, function: Callable[..., Any] | None) -> None:
     """Let calls of the module go through `function`; None: as it was made."""
     if not hasattr(module, "_compiled_call_impl"):

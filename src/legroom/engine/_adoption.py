@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from legroom.capture import ModulePaths, saving_is_hooked, scan_heap
-from legroom.engine._fit import Fitted
+from legroom.engine._fit import Fitted, fitted_around, fitted_within
 from legroom.engine._run_report import RunReport
 from legroom.errors import UsageError
 
@@ -187,6 +187,12 @@ class Adoption:
             self.left[name, "left as it is: --leave"] += 1
             return
         self._known.add(module)
+        whole = fitted_around(module)
+        if whole is not None:
+            self.left[name, "called alone, although part of what is planned"] += 1
+            return
+        for part in fitted_within(module):
+            part.undo()
         fitted = self._fit(module, name)
         fitted.install()
         self.adopted.append(Adopted(name, fitted))

@@ -24,6 +24,7 @@ import contextlib
 import functools
 import logging
 import statistics
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -42,6 +43,7 @@ from legroom.capture import (
     saving_is_hooked,
     scan_heap,
     set_call,
+    untraced,
 )
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
@@ -61,6 +63,7 @@ from legroom.plan import OnProgress, PlanOptions, choose_ways
 
 _log = logging.getLogger("legroom")
 _MOST_PLANNED = 4
+_installed: weakref.WeakSet[Fitted] = weakref.WeakSet()
 
 
 def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
@@ -130,6 +133,20 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
             fitted.undo()
             raise
     return fitted
+
+
+def fitted_within(module: nn.Module) -> list[Fitted]:
+    """Handles through which calls of the module, or of parts of it, go."""
+    parts = {id(each) for each in module.modules()}
+    return [each for each in _installed if id(each._module) in parts]
+
+
+def fitted_around(module: nn.Module) -> Fitted | None:
+    """The handle of what the module is a part of; None if there is none."""
+    for each in _installed:
+        if each._module is not module and any(part is module for part in each._module.modules()):
+            return each
+    return None
 
 
 def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
@@ -214,6 +231,7 @@ class Fitted:
         if self._is_installed and self._is_module:
             set_call(self._module, self._call_before)
         self._is_installed = False
+        _installed.discard(self)
         self._hooks.close()
         for kind in self._plans.values():
             kind.forget()
@@ -228,15 +246,20 @@ class Fitted:
         """Let calls of the target go through its plans.
 
         Raises:
-            UsageError: They go through those of another handle.
+            UsageError: They go through those of another handle, of a part, or of the whole.
         """
+        name = type(self._module).__name__
+        for other in fitted_within(self._module):
+            if other._module is self._module:
+                raise UsageError(f"{name} is already fitted; undo() its handle first")
+            raise UsageError(f"a part of {name} is already fitted: {type(other._module).__name__}")
+        whole = fitted_around(self._module)
+        if whole is not None:
+            raise UsageError(f"{name} is part of {type(whole._module).__name__}, which is fitted")
         self._call_before = call_that_is_set(self._module)
-        if isinstance(getattr(self._call_before, "__self__", None), Fitted):
-            raise UsageError(
-                f"{type(self._module).__name__} is already fitted; undo() its handle first"
-            )
-        set_call(self._module, self._call)
+        set_call(self._module, untraced(self._call, "it is planned by legroom.fit"))
         self._is_installed = True
+        _installed.add(self)
         guard.acquire()
         self._hooks.callback(guard.release)
 

@@ -9,6 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from legroom.engine._adoption import Adoption
+from legroom.engine._arguments import options_from
+from legroom.engine._fit import Fitted
+from legroom.engine.graph import choose_executor
 
 
 class Pretender:
@@ -169,3 +172,30 @@ def test_closed_adoption_lets_models_die():
         gc.collect()
         assert gone() is None
         assert adoption.adopted[0].report == "report"
+
+
+def test_the_whole_takes_the_place_of_its_part():
+    def fit(module, name):
+        options = options_from(
+            budget="100%",
+            activations=None,
+            exactness="bitwise",
+            ways=(),
+            without=(),
+            time_limit_s=5.0,
+        )
+        return Fitted(module, options, choose_executor("eager", "bitwise"))
+
+    model, value = Wrapper(), torch.ones(2, 4)
+    adoption = Adoption(fit)
+    with adoption.watching():
+        model.net(value).sum().backward()
+        assert "_compiled_call_impl" in vars(model.net)
+        model(value).sum().backward()
+        assert "_compiled_call_impl" not in vars(model.net)
+        model.net[0](value).sum().backward()
+        assert dict(adoption.left) == {
+            ("net.0", "called alone, although part of what is planned"): 1
+        }
+    assert [each.name for each in adoption.adopted] == ["net", "Wrapper"]
+    assert "_compiled_call_impl" not in vars(model)

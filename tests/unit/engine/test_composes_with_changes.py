@@ -251,6 +251,36 @@ def test_models_that_were_compiled_before(how):
     assert ("_compiled_call_impl" in vars(model)) == (how == "in place")
 
 
+def test_a_model_that_is_compiled_afterwards_is_planned_all_the_same():
+    model = Net()
+    plain = copy.deepcopy(model)
+    expected = train(plain, backward_of_batch, sgd(plain))
+    optimizer = sgd(model)
+    handle = legroom.fit(model, activations="60%", optimizer=optimizer)
+    compiled = torch.compile(model, backend="eager")
+
+    def gradients(trained, step):
+        loss = compiled(*batch(step))
+        loss.backward()
+        return loss
+
+    actual = train(model, gradients, optimizer)
+    assert first_difference(expected, actual) is None
+    check_planned(handle.report())
+
+
+def test_a_part_and_the_whole_are_not_both_fitted():
+    model = Net()
+    handle = legroom.fit(model.blocks[0], activations="60%")
+    with pytest.raises(UsageError, match="a part of Net is already fitted"):
+        legroom.fit(model, activations="60%")
+    handle.undo()
+    whole = legroom.fit(model, activations="60%")
+    with pytest.raises(UsageError, match="is part of Net, which is fitted"):
+        legroom.fit(model.blocks[0], activations="60%")
+    whole.undo()
+
+
 def test_as_a_backend_of_torch_compile():
     model = Net()
     plain = copy.deepcopy(model)
