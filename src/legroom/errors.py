@@ -57,6 +57,10 @@ class ProfileFormatError(UsageError):
     """A saved file is not what it should be: unreadable, truncated, or of another schema."""
 
 
+class RunFormatError(UsageError):
+    """A saved run or verification is not what it should be: truncated, or a field is wrong."""
+
+
 class ScriptError(LegroomError):
     """The user's script failed or could not be measured.
 

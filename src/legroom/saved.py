@@ -1,7 +1,7 @@
 """Reads frozen values back from JSON and says which field is wrong.
 
 In go a dataclass and what `json.load` gave; out comes the value, or an error that names the place.
-Profiles and plans are read by the same rules.
+Whatever `--json FILE` writes is read by the same rules.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def _has_default(item: dataclasses.Field[Any]) -> bool:
 def _read_value(hint: Any, value: Any, where: str, error: type[UsageError]) -> Any:
     if dataclasses.is_dataclass(hint):
         return read_record(typing.cast("type[Any]", hint), value, where, error)
+    if typing.get_origin(hint) is dict:
+        return _read_dict(typing.get_args(hint)[1], value, where, error)
     if typing.get_origin(hint) is tuple:
         return _read_tuple(typing.get_args(hint), value, where, error)
     if isinstance(hint, types.UnionType):
@@ -90,6 +92,12 @@ def _read_value(hint: Any, value: Any, where: str, error: type[UsageError]) -> A
     ):
         raise error(f"{where} should be of type {hint.__name__}, got {type(value).__name__}")
     return value
+
+
+def _read_dict(member: Any, value: Any, where: str, error: type[UsageError]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise error(f"{where} should be an object, got {type(value).__name__}")
+    return {key: _read_value(member, item, f"{where}.{key}", error) for key, item in value.items()}
 
 
 def _read_tuple(

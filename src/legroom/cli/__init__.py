@@ -40,7 +40,7 @@ def _group() -> None:
     legroom run --budget 4GiB train.py       the unmodified script, within the budget
     legroom verify --budget 4GiB train.py    the same steps plain and fitted, compared bit for bit
     legroom ways                             everything that a plan can use
-    legroom show profile.json                a saved profile or plan again
+    legroom show profile.json                what a command saved, again
     """
 
 

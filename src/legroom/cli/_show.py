@@ -1,12 +1,14 @@
-"""`legroom show`: a saved profile or plan again, as tables or as a page."""
+"""`legroom show`: what a command saved, again, as tables or as a page."""
 
 from __future__ import annotations
 
 import click
 
 from legroom.cli._options import html_option, rows_option
-from legroom.cli._output import Output
-from legroom.report import load_report
+from legroom.cli._output import Output, open_console
+from legroom.engine import RunReport, Verification
+from legroom.errors import UsageError
+from legroom.report import load_report, print_run, print_verification
 
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,11 +16,21 @@ from legroom.report import load_report
 @rows_option
 @click.argument("file")
 def show_command(*, html_path: str | None, rows: int, file: str) -> None:
-    """Show what `legroom profile --json FILE` or `legroom plan --json FILE` saved.
+    """Show what `--json FILE` of profile, plan, run or verify saved.
 
     \b
     legroom show profile.json
     legroom show plan.json --html page.html
+    legroom show run.json
     """
     result = load_report(file)
-    Output.to(None, html_path, num_rows=rows).deliver(result)
+    if not isinstance(result, RunReport | Verification):
+        Output.to(None, html_path, num_rows=rows).deliver(result)
+        return
+    if html_path is not None:
+        raise UsageError("there is a page of profiles and plans only; leave --html out")
+    console = open_console()
+    if isinstance(result, RunReport):
+        print_run(result, console)
+    else:
+        print_verification(result, console, num_rows=rows)

@@ -6,14 +6,18 @@ decides what is kept: `plan` does.
 
 from legroom.engine._compile_backend import compile_backend
 from legroom.engine._fit import Fitted, fit
+from legroom.engine._run_report import SCHEMA as RUN_SCHEMA
 from legroom.engine._run_report import RunReport
 from legroom.engine._scripted import RunEvent, ScriptRun, check_budget, fit_script
+from legroom.engine._verification import SCHEMA as VERIFY_SCHEMA
 from legroom.engine._verification import Difference, ErrorFigures, Verification
 from legroom.engine._verify import verify
 from legroom.engine._verify_script import check_steps, verify_script
 from legroom.engine.graph import choose_executor
 
 __all__ = [
+    "RUN_SCHEMA",
+    "VERIFY_SCHEMA",
     "Difference",
     "ErrorFigures",
     "Fitted",

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from legroom.errors import RunFormatError
 from legroom.plan import Plan
-from legroom.saved import save_json
+from legroom.saved import read_record, save_json
 
 SCHEMA = "legroom.run/1"
 
@@ -66,6 +67,15 @@ class RunReport:
     def to_dict(self) -> dict[str, Any]:
         """As `legroom.run/1`."""
         return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> RunReport:
+        """The report that `to_dict` gave, also after a way through JSON.
+
+        Raises:
+            RunFormatError: A field is missing or wrong.
+        """
+        return read_record(cls, data, "run", RunFormatError)
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON.

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, final
 
 from legroom.engine._run_report import RunReport
-from legroom.saved import save_json
+from legroom.errors import RunFormatError
+from legroom.saved import read_record, save_json
 
 SCHEMA = "legroom.verify/1"
 
@@ -89,6 +90,15 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """As `legroom.verify/1`."""
         return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Verification:
+        """The result that `to_dict` gave, also after a way through JSON.
+
+        Raises:
+            RunFormatError: A field is missing or wrong.
+        """
+        return read_record(cls, data, "verification", RunFormatError)
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON.

@@ -37,6 +37,14 @@ def print_run_plan(report: RunReport, console: Console) -> None:
     print_not_planned(report, console)
 
 
+def print_run(report: RunReport, console: Console) -> None:
+    """Print a whole run: of every model, what was planned and what was measured."""
+    for each in report.models or (report,):
+        print_run_plan(each, console)
+        if each.measured_peak_bytes is not None:
+            print_run_measured(each, console)
+
+
 def print_run_measured(report: RunReport, console: Console) -> None:
     """Print predicted against measured, once some steps were."""
     measured = report.measured_peak_bytes
