@@ -1,12 +1,13 @@
 """Is fitted training the same, does it keep the budget, and is it faster than what others offer?
 
-In go a case's name and a part (`exact`, `speed`), or a part alone that is measured once
+In go a case's name and a part (`exact`, `compiled`, `speed`), or a part alone that is measured once
 (`architectures`, `torch_budget`, `limited`); out comes one JSON object on stdout. `benchmarks.run`
 puts the answers side by side.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import sys
@@ -43,13 +44,22 @@ _CRITIC_CASE = "wgan_gp"
 
 def measure_exact(name: str) -> dict[str, Any]:
     """Three steps plain and fitted at each level, compared bit for bit."""
+    return {"rows": _compare_case(name, fit_case)}
 
+
+def measure_compiled(name: str) -> dict[str, Any]:
+    """The same with Inductor's kernels, which round otherwise: the loss is compared."""
+    fit = functools.partial(fit_case, executor="inductor", exactness="rounding")
+    return {"rows": _compare_case(name, fit)}
+
+
+def _compare_case(name: str, fit: Callable[..., legroom.Fitted]) -> list[dict[str, Any]]:
     def build() -> Case:
         case = cases.build(name)
         torch.manual_seed(_SEED)
         return case
 
-    return {"rows": compare_levels(build, fit_case)}
+    return compare_levels(build, fit)
 
 
 def fit_case(case: Case, **options: Any) -> legroom.Fitted:
@@ -245,6 +255,7 @@ def measure_architectures() -> dict[str, Any]:
 
 CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "exact": measure_exact,
+    "compiled": measure_compiled,
     "speed": measure_speed,
 }
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {

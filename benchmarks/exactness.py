@@ -34,7 +34,7 @@ def compare_levels(
         fit: Fits a case, given the level in the words of `legroom.fit`.
     """
     plain = build()
-    expected = [digests(plain, plain.step()) for _ in range(NUM_STEPS)]
+    expected = [_step(plain) for _ in range(NUM_STEPS)]
     del plain
     return [{"level": level, **_row(build, fit, level, expected)} for level in LEVELS]
 
@@ -43,7 +43,7 @@ def _row(
     build: Callable[[], Case],
     fit: Callable[..., legroom.Fitted],
     level: str,
-    expected: list[dict[str, str]],
+    expected: list[tuple[float, dict[str, str]]],
 ) -> dict[str, Any]:
     gc.collect()  # what earlier levels left behind would count
     case = build()
@@ -51,9 +51,9 @@ def _row(
     options = {"budget": level} if level == "floor" else {"activations": level}
     try:
         fitted = fit(case, **options)
-        seen = [digests(case, case.step()) for _ in range(NUM_STEPS - 1)]
+        seen = [_step(case) for _ in range(NUM_STEPS - 1)]
         to_second_step_s = time.perf_counter() - started
-        seen.append(digests(case, case.step()))
+        seen.append(_step(case))
     except InfeasibleBudgetError as error:
         return {"status": "below floor", "floor_bytes": error.floor_bytes}
     except Exception as error:  # a row, not the end of the benchmark
@@ -62,18 +62,27 @@ def _row(
     fitted.undo()
     different = [
         f"step {number}: {key}"
-        for number, (mine, theirs) in enumerate(zip(seen, expected, strict=True), start=1)
+        for number, ((_, mine), (_, theirs)) in enumerate(zip(seen, expected, strict=True), start=1)
         for key in {**theirs, **mine}
         if mine.get(key) != theirs.get(key)
     ]
     return {
         "status": "ran",
-        "num_compared": sum(len(each) for each in expected),
+        "num_compared": sum(len(each) for _, each in expected),
         "num_different": len(different),
         "first_different": different[:1],
+        "loss_off": max(
+            abs(mine - theirs) / max(abs(theirs), 1e-12)
+            for (mine, _), (theirs, _) in zip(seen, expected, strict=True)
+        ),
         "to_second_step_s": to_second_step_s,
         **report.to_dict(),
     }
+
+
+def _step(case: Case) -> tuple[float, dict[str, str]]:
+    loss = case.step()
+    return loss.item(), digests(case, loss)
 
 
 def digests(case: Case, loss: torch.Tensor) -> dict[str, str]:

@@ -15,6 +15,10 @@ from benchmarks.themes._tables import mib, percent, table
 from benchmarks.themes._theme import Theme
 
 _RAN, _BELOW = "ran", "below floor"
+_EXACT_HEAD = (
+    *("case", "level", "different", "budget MiB", "predicted", "measured", "off", "replans"),
+    *("planning s", "to 2nd step s"),
+)
 
 
 def write_markdown(result: dict[str, Any]) -> str:
@@ -29,6 +33,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         "",
         *_exact_section("The twelve cases", {n: row["exact"] for n, row in rows.items()}),
         *_exact_section("Other architectures", singles.get("architectures", {})),
+        *_compiled_section({n: row["compiled"] for n, row in rows.items() if "compiled" in row}),
         *_speed_section({name: row["speed"] for name, row in rows.items()}),
         *_torch_section(singles.get("torch_budget", {})),
         *_limited_section(singles.get("limited", {})),
@@ -63,17 +68,13 @@ def _exact_section(title: str, seen: dict[str, Any]) -> Iterable[str]:
             f"median {percent(statistics.median(offs))}, worst {percent(max(offs))}"
         )
     )
-    head = [
-        *("case", "level", "different", "budget MiB", "predicted", "measured", "off", "replans"),
-        *("planning s", "to 2nd step s"),
-    ]
     yield from (
         f"## {title}",
         "",
         f"Three steps plain and fitted from the same state: loss, every gradient, parameter, "
         f"buffer, optimizer state and the random state, bit for bit. {summary}.",
         "",
-        *table(head, body),
+        *table(list(_EXACT_HEAD), body),
         "",
     )
 
@@ -103,6 +104,37 @@ def _off(row: dict[str, Any]) -> float:
 
 def _is_over(row: dict[str, Any]) -> bool:
     return (row["measured_peak_bytes"] or 0) > row["budget_bytes"]
+
+
+def _compiled_section(seen: dict[str, Any]) -> Iterable[str]:
+    body, offs = [], []
+    for name, answer in seen.items():
+        for row in answer.get("rows", ()):
+            if row["status"] != _RAN:
+                body.append([name, row["level"], *_exact_cells(row)])
+                continue
+            offs.append(abs(_off(row)))
+            body.append(
+                [name, row["level"], f"{row['loss_off']:.1e}", *_exact_cells(row)[1:]],
+            )
+        if "error" in answer:
+            body.append([name, "", answer["error"]])
+    if not body:
+        return
+    summary = (
+        f" Prediction off by median {percent(statistics.median(offs))}, worst {percent(max(offs))}."
+        if offs
+        else ""
+    )
+    yield from (
+        "## The twelve cases, compiled",
+        "",
+        "Executor `inductor`, exactness `rounding`; the largest relative difference of the loss "
+        f"over three steps.{summary}",
+        "",
+        *table(["case", "level", "loss off", *_EXACT_HEAD[3:]], body),
+        "",
+    )
 
 
 # -- time --------------------------------------------------------------------------------------

@@ -42,3 +42,65 @@ def test_dead_process_becomes_an_error() -> None:
     answer = answer_of("benchmarks.plan", "no-such-case", "levels")
     assert answer["error"].startswith("UnknownCaseError: unknown case 'no-such-case'")
     assert "No module named" in answer_of("benchmarks.nothing")["error"]
+
+
+def test_the_engine_theme_shows_every_part_and_what_failed():
+    ran = {
+        "level": "50%",
+        "status": "ran",
+        "num_compared": 9,
+        "num_different": 0,
+        "first_different": [],
+        "loss_off": 1e-7,
+        "to_second_step_s": 3.0,
+        "budget_bytes": 2**20,
+        "predicted_peak_bytes": 2**20,
+        "measured_peak_bytes": 2**20,
+        "replans": 0,
+        "planning_s": 1.0,
+    }
+    below = {"level": "25%", "status": "below floor", "floor_bytes": 2**20}
+    times = {"plain": [10.0, 11.0, 12.0], "free": [10.0, 11.0, 12.0], "whole": [9.0, 11.0, 13.0]}
+    speed = {
+        "times_ms": times,
+        "peaks": {"plain": 2**20},
+        "reports": {},
+        "stash": {"plain": 2**20, "free": 2**19},
+    }
+    budget_row = {
+        "subject": "reference",
+        "setting": 0.1,
+        "torch_peak_bytes": 2**20,
+        "measured_peak_bytes": 2**20,
+        "times_ms": {each: [1.0, 2.0, 3.0] for each in ("plain", "torch", "legroom")},
+    }
+    text = themes.get("engine").write_markdown(
+        {
+            "about": ABOUT,
+            "cases": {
+                "gpt2": {
+                    "exact": {"rows": [ran, below]},
+                    "compiled": {"rows": [ran]},
+                    "speed": speed,
+                },
+                "bert": {each: {"error": "it broke"} for each in ("exact", "compiled", "speed")},
+            },
+            "singles": {
+                "architectures": {"opt": {"rows": [ran]}},
+                "torch_budget": {"rows": [budget_row, {**budget_row, "error": "it broke too"}]},
+                "limited": {
+                    "case": "gpt2",
+                    "size": "deep",
+                    "plain_peak_bytes": 2**20,
+                    "allowed_bytes": 2**19,
+                    "plain": {"losses": ["1.5"]},
+                    "limited": {"failed": "out of memory"},
+                    "fitted": {"exit_code": 0, "losses": ["1.5"], "report": None, "said": ""},
+                },
+            },
+        }
+    )
+    for part in ("0 of 9", "below floor (1.0 MiB)", "1.0e-07", "2.00", "it broke too", "opt"):
+        assert part in text
+    assert text.count("it broke") == 4
+    assert "out of memory" in text
