@@ -78,6 +78,7 @@ def fit_case(case: Case, **options: Any) -> legroom.Fitted:
 
 def measure_speed(name: str) -> dict[str, Any]:
     """Step times, taking turns: plain, checkpointed by hand, and fitted at three budgets."""
+    torch.set_num_threads(1)
     names = ["plain", "checkpoint", "fitted", "free", "whole"]
     if not cases.build(name).blocks:
         names = ["plain", "free", "whole"]
@@ -141,14 +142,18 @@ def measure_peak(step: Callable[[], object]) -> int:
 
 
 def interleaved(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Milliseconds of each step, round after round, taking turns."""
+    """Milliseconds of each step, round after round, taking turns.
+
+    One thread, and the time that it had the processor: what other programs on the machine take is
+    not the step's.
+    """
     times: dict[str, list[float]] = {each: [] for each in steps}
     for number in range(ROUNDS):
         order = list(steps)
         for each in order[number % len(order) :] + order[: number % len(order)]:
-            started = time.perf_counter()
+            started = time.process_time()
             steps[each]()
-            times[each].append(1000 * (time.perf_counter() - started))
+            times[each].append(1000 * (time.process_time() - started))
     return times
 
 
@@ -157,6 +162,7 @@ def interleaved(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]
 
 def measure_torch_budget() -> dict[str, Any]:
     """`activation_memory_budget` at five settings, and legroom at the peak that each reaches."""
+    torch.set_num_threads(1)
     return {"rows": [row for subject in ("reference", "gpt2") for row in _budget_rows(subject)]}
 
 
