@@ -154,8 +154,14 @@ def plan_call(
 
 
 def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, PieceProgram]]:
-    """The plan for a budget, with a little of it kept free where there is a plan that does so."""
+    """The plan for a budget, with a little of it kept free where there is a plan that does so.
+
+    Not where the step fits as it is: nothing of ours is alive then.
+    """
     slack_bytes = min(_SLACK_BYTES, budget_bytes // _SLACK_SHARE)
+    programs = planner.programs(budget_bytes) if budget_bytes >= planner.plain.peak_bytes else None
+    if programs == {}:
+        return planner.plan(budget_bytes), programs
     try:
         aim = budget_bytes - slack_bytes
         return planner.plan(aim), planner.programs(aim)
