@@ -6,7 +6,8 @@ LegroomError                    exit code 1: something failed
 │   ├── NotRepeatableError      plain training differs from itself, so nothing can be verified
 │   ├── OutputError             an output file cannot be written
 │   ├── PlanFormatError         a saved plan cannot be read
-│   └── ProfileFormatError      a saved profile cannot be read
+│   ├── ProfileFormatError      a saved profile cannot be read
+│   └── RunFormatError          a saved run or verification cannot be read
 ├── ScriptError                 the user's script failed or cannot be measured
 │   ├── NoTrainingError         it ended without a training step that could be measured
 │   ├── PlainRunTooLargeError   the plain step does not fit, so there is nothing to compare with
