@@ -23,7 +23,6 @@ from legroom.errors import InfeasibleBudgetError
 from legroom.plan import parse_activations
 
 if TYPE_CHECKING:
-    from legroom.capture import Graph
     from legroom.plan._planner import Planner
 
 LEVELS = ("100%", "75%", "50%", "35%", "25%")
@@ -53,25 +52,16 @@ def measure_levels(name: str) -> dict[str, Any]:
 
 def prepare(step: Callable[[], object], *, time_limit_s: float) -> tuple[Planner, dict[str, Any]]:
     """Capture a step, time its operations and try the presets; how long each took."""
-    from legroom import variants, ways
     from legroom.capture import capture_step
-    from legroom.plan._planner import Planner
+    from legroom.plan import PlanOptions, planner_of
 
     capture = capture_step(step)
     started = time.perf_counter()
-    plain, planned = _with_times(capture.plain, capture.planned)
-    timed = time.perf_counter()
-    planner = Planner(
-        plain,
-        planned,
-        ways=ways.select(),
-        variants=variants.select(),
-        time_limit_s=time_limit_s,
-    )
+    planner, _ = planner_of(capture, PlanOptions(time_limit_s=time_limit_s))
+    planned = planner.graph
     return planner, {
         "capture_s": capture.seconds,
-        "timing_s": timed - started,
-        "presets_s": time.perf_counter() - timed,
+        "timing_s": time.perf_counter() - started,
         "step_ms": planner.problem.step_ms,
         "plain_peak_bytes": planner.plain.peak_bytes,
         "state_bytes": planner.plain.state_bytes,
@@ -80,21 +70,6 @@ def prepare(step: Callable[[], object], *, time_limit_s: float) -> tuple[Planner
         "num_pieces": planned.num_pieces,
         "not_captured": [f"{each.what}: {each.why}" for each in planned.not_captured],
     }
-
-
-def _with_times(*graphs: Graph) -> list[Graph]:
-    """The graphs with times that were measured here, now or before."""
-    from legroom.meter import OperationTimes
-
-    times = OperationTimes(graphs[0].device).measure(
-        op.signature for graph in graphs for op in graph.operations if op.signature
-    )
-    nothing = (0.0, False, 0)
-    known = {key: (each.ms, each.is_measured, each.workspace_bytes) for key, each in times.items()}
-    return [
-        graph.with_times(known.get(op.signature, nothing) for op in graph.operations)
-        for graph in graphs
-    ]
 
 
 def _level_bytes(planner: Planner, level: str) -> int:

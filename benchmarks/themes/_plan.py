@@ -76,13 +76,13 @@ def _summary(levels: dict[str, Any]) -> list[str]:
 
 def _case_section(levels: dict[str, Any]) -> Iterable[str]:
     head = [
-        *("case", "capture s", "timing s", "presets s", "floor s", "operations", "tensors"),
+        *("case", "capture s", "timing and presets s", "floor s", "operations", "tensors"),
         *("pieces", "step ms", "plain MiB", "state MiB", "floor MiB"),
     ]
     body = [
         [
             name,
-            *(f"{seen[key]:.1f}" for key in ("capture_s", "timing_s", "presets_s", "floor_s")),
+            *(f"{seen[key]:.1f}" for key in ("capture_s", "timing_s", "floor_s")),
             *(str(seen[key]) for key in ("num_operations", "num_candidates", "num_pieces")),
             f"{seen['step_ms']:.0f}",
             *(mib(seen[key]) for key in ("plain_peak_bytes", "state_bytes", "floor_bytes")),
@@ -267,8 +267,8 @@ def _deep_section(seen: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
         return
     body = [[row["level"], mib(row["budget_bytes"]), *_plan_cells(row)] for row in seen["rows"]]
     yield from (
-        f"Captured in {seen['capture_s']:.1f} s, operations timed in {seen['timing_s']:.1f} s, "
-        f"presets tried in {seen['presets_s']:.1f} s; {seen['num_operations']} operations, "
+        f"Captured in {seen['capture_s']:.1f} s, operations timed and presets tried in "
+        f"{seen['timing_s']:.1f} s; {seen['num_operations']} operations, "
         f"{seen['num_candidates']} tensors to decide on; plain peak {mib(seen['plain_peak_bytes'])}"
         f" MiB; at most {about['deep_time_limit_s']:.0f} s of solving for a budget.",
         "",

@@ -27,7 +27,7 @@ def compare(name):
         capture = capture_step(step)
     except LegroomError as error:
         return {"name": name, "error": f"{type(error).__name__}: {error}"}
-    plain, _, _ = with_times(capture, OperationTimes(is_cached=False))
+    plain = with_times(capture, OperationTimes(is_cached=False)).plain
     return {
         "name": name,
         "predicted_bytes": simulate_plain(plain).peak_bytes,

@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from legroom.capture._libraries import logging_functions, same_path_as_eager
+from legroom.capture._operations import TAKEN_APART
 from legroom.errors import TorchInterfaceError
 
 _TESTED = "2.13.0"
@@ -146,21 +147,10 @@ def trace_joint(
         bw_compiler=make_backward,
         inference_compiler=make_inference,
         partition_fn=partition,
-        decompositions={torch.ops.aten.native_dropout_backward.default: _dropout_backward},
+        decompositions=TAKEN_APART,
         keep_inference_input_mutations=True,
     )
     return traced
-
-
-def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
-    """Eager multiplies with a mask that it has scaled, rounded to the gradient's own type.
-
-    PyTorch's operation, which stands for it in a joint graph, rounds once, at the end. In float32
-    the bits are the same.
-    """
-    if grad.dtype in (torch.float32, torch.float64):
-        return NotImplemented
-    return grad * (mask.to(grad.dtype) * scale)
 
 
 def _retainable(make_forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,10 +24,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from legroom import variants, ways
 from legroom.capture import Capture, capture_step
 from legroom.errors import InfeasibleBudgetError
-from legroom.meter import OperationTimes
 from legroom.plan import (
     Budget,
     OnProgress,
@@ -35,10 +33,9 @@ from legroom.plan import (
     Plan,
     Planner,
     PlanOptions,
+    planner_of,
     stage_of,
-    with_times,
 )
-from legroom.ways import Exactness
 
 _SLACK_BYTES, _SLACK_SHARE = 64 * 1024, 1000
 """What is kept free for scalars that PyTorch makes and nobody can plan, where that is possible."""
@@ -124,18 +121,7 @@ def plan_call(
         forgets=forgets,
         on_progress=stage_of(on_progress),
     )
-    stopwatch = OperationTimes(capture.planned.device)
-    plain, planned, notes = with_times(capture, stopwatch, on_progress=on_progress)
-    exactness = Exactness(options.exactness)
-    planner = Planner(
-        plain,
-        planned,
-        ways=ways.select(options.way_names, exactness=exactness),
-        variants=variants.select(options.variant_names, exactness=exactness),
-        exactness=options.exactness,
-        time_limit_s=options.time_limit_s,
-        on_progress=on_progress,
-    )
+    planner, notes = planner_of(capture, options, on_progress=on_progress)
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
     budget_bytes = _bytes_of(budget, planner, 0)
@@ -149,7 +135,7 @@ def plan_call(
         programs=programs,
         notes=notes,
         planning_s=time.perf_counter() - started,
-        not_planned=[(each.what, each.why) for each in planned.not_captured],
+        not_planned=[(each.what, each.why) for each in planner.graph.not_captured],
     )
 
 

@@ -23,7 +23,7 @@ from legroom.plan._plan import (
 )
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan._program import Instruction, PieceProgram
-from legroom.plan._report import OnProgress, build_report, with_times
+from legroom.plan._report import OnProgress, build_report, planner_of, with_times
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
@@ -51,6 +51,7 @@ __all__ = [
     "parse_budget",
     "plan",
     "plan_script",
+    "planner_of",
     "report_faults",
     "simulate_plain",
     "stage_of",

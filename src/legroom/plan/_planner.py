@@ -15,7 +15,7 @@ frontier between. See Note [Candidates].
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -33,7 +33,7 @@ from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approac
 from legroom.units import format_bytes
 from legroom.variants import AbstractVariant
 from legroom.variants import names as variant_names
-from legroom.ways import AbstractWay
+from legroom.ways import AbstractWay, RunCost
 from legroom.ways import names as way_names
 
 OnProgress = Callable[[str, int, int], None]
@@ -106,17 +106,19 @@ class Planner:
     Args:
         plain: The step as eager PyTorch runs it.
         planned: The captured step, with times.
+        costs: Of what ways run themselves, by signature.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a plan depends on
         self,
         plain: Graph,
         planned: Graph,
         *,
         ways: tuple[type[AbstractWay], ...],
         variants: tuple[type[AbstractVariant], ...],
+        costs: Mapping[str, RunCost] | None = None,
         exactness: str = "bitwise",
         time_limit_s: float = 30.0,
         on_progress: OnProgress | None = None,
@@ -127,7 +129,9 @@ class Planner:
         self._time_limit_s = time_limit_s
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._ways, self._variants = ways, variants
-        self._orders = [_Order(_CAPTURED, build_problem(planned, ways, variants), Archive())]
+        self._costs = costs
+        problem = build_problem(planned, ways, variants, costs)
+        self._orders = [_Order(_CAPTURED, problem, Archive())]
         self._bounds: dict[int, tuple[float, bool]] = {}
         self._presets = self._try_presets()
         self._floor_bytes: int | None = None
@@ -136,6 +140,11 @@ class Planner:
     def problem(self) -> Problem:
         """The problem in the captured order."""
         return self._orders[0].search.problem
+
+    @property
+    def technique_names(self) -> tuple[str, ...]:
+        """Names of the ways and variants that may be used."""
+        return (*(way.name for way in self._ways), *(each.name for each in self._variants))
 
     # -- presets -------------------------------------------------------------------------------
 
@@ -155,7 +164,7 @@ class Planner:
                 )
         other = reordered(self.graph)
         if other is not None:
-            problem = build_problem(other, self._ways, self._variants)
+            problem = build_problem(other, self._ways, self._variants, self._costs)
             order = _Order(_MEMORY, problem, Archive())
             helps = False
             for name, choice in choices:

@@ -23,12 +23,13 @@ simulator executes and the solvers solve. See Note [Problem].
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 from legroom.capture import Graph, Kind, OperationInfo, Phase, TensorInfo
 from legroom.variants import AbstractVariant
-from legroom.ways import AbstractWay, Hold, Saving
+from legroom.ways import AbstractWay, Hold, RunCost, Saving
 
 
 @final
@@ -131,9 +132,14 @@ def build_problem(
     graph: Graph,
     ways: tuple[type[AbstractWay], ...],
     variants: tuple[type[AbstractVariant], ...] = (),
+    costs: Mapping[str, RunCost] | None = None,
 ) -> Problem:
-    """Find the candidates of a graph and count everything else into the base."""
-    return _Builder(graph, ways, variants).build()
+    """Find the candidates of a graph and count everything else into the base.
+
+    Args:
+        costs: Of what ways run themselves, by signature; what is missing takes no time.
+    """
+    return _Builder(graph, ways, variants, costs or {}).build()
 
 
 class _Builder:
@@ -142,10 +148,12 @@ class _Builder:
         graph: Graph,
         ways: tuple[type[AbstractWay], ...],
         variants: tuple[type[AbstractVariant], ...],
+        costs: Mapping[str, RunCost],
     ) -> None:
         self._graph = graph
         self._ways = ways
         self._variants = variants
+        self._costs = costs
         self._alternatives: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
         self._last_use = {
             tensor: op.index
@@ -246,12 +254,15 @@ class _Builder:
         producer = self._graph.operations[tensor.producer]
         options = []
         for way in self._ways:
-            saving = way.estimate(tensor, producer)
+            costs = [self._costs.get(each, RunCost()) for each in way.signatures(tensor, producer)]
+            saving = way.estimate(tensor, producer, tuple(costs))
             is_own = producer.piece >= 0 and index not in self._handed_on
             if saving is None or (way is not Hold and not is_own):
                 continue
             if saving.runs_producer and self._reads_what_goes(producer):
                 continue
+            if saving.is_encoded and not tensor.is_planned:
+                continue  # somebody else holds it, and nobody is told when that ends
             if way is Hold or saving.held_bytes < tensor.num_bytes:
                 options.append(Option(way.name, saving))
         return Candidate(

@@ -23,11 +23,13 @@ class Instruction:
     Attributes:
         node: Its name in the piece's joint graph.
         is_rerun: Whether it is an operation of forward, run again.
+        decoded: Which of what the node wrote is decoded, rather than the node run; None: it runs.
         variant: Name of the formula to use instead of PyTorch's own; empty for that.
     """
 
     node: str
     is_rerun: bool = False
+    decoded: int | None = None
     variant: str = ""
 
 
@@ -40,10 +42,13 @@ class PieceProgram:
         backward: In order.
         dropped: What forward does not keep: the node that made it, and its place among what that
             writes.
+        encoded: What forward keeps in another form, likewise, in the order in which that is made
+            where several are due at once; with the name of the way.
     """
 
     backward: tuple[Instruction, ...]
     dropped: frozenset[tuple[str, int]]
+    encoded: tuple[tuple[str, int, str], ...] = ()
 
 
 def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
@@ -51,9 +56,9 @@ def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
     trace = Trace()
     search.simulator.run(choice, trace)
     problem = search.problem
-    dropped = _dropped(problem, choice)
+    dropped, encoded = _dropped(problem, choice), _encoded(problem, choice, trace)
     return {
-        piece: PieceProgram(backward, frozenset(dropped[piece]))
+        piece: PieceProgram(backward, frozenset(dropped[piece]), tuple(encoded[piece]))
         for piece, backward in _backwards(problem, choice, trace).items()
     }
 
@@ -67,21 +72,36 @@ def _dropped(problem: Problem, choice: Choice) -> dict[int, set[tuple[str, int]]
     return found
 
 
+def _encoded(
+    problem: Problem, choice: Choice, trace: Trace
+) -> dict[int, dict[tuple[str, int, str], None]]:
+    """What is put away in another form, in the order of the candidates."""
+    found: dict[int, dict[tuple[str, int, str], None]] = defaultdict(dict)
+    wanted = set(trace.put)
+    for number, (candidate, index) in enumerate(
+        zip(problem.candidates, choice.options, strict=True)
+    ):
+        option = candidate.options[index]
+        op = problem.graph.operations[candidate.producer]
+        if option.saving.is_encoded and number in wanted and op.piece >= 0:
+            found[op.piece][op.node, op.writes.index(candidate.tensor), option.way] = None
+    return found
+
+
 def _backwards(
     problem: Problem, choice: Choice, trace: Trace
 ) -> dict[int, tuple[Instruction, ...]]:
     """Of a piece that is called several times, the longest: the others need some of it."""
-    reruns: dict[int, list[int]] = defaultdict(list)
-    for position, operation in trace.instructions:
-        reruns[position].append(operation)
+    inserted: dict[int, list[Instruction]] = defaultdict(list)
+    for position, operation, number in trace.instructions:
+        inserted[position].append(_inserted(problem, operation, number))
     picked = dict(choice.variants)
     of_call: dict[tuple[int, int], list[Instruction]] = defaultdict(list)
     for op in problem.graph.operations:
         if op.piece < 0 or op.is_forward:
             continue
         program = of_call[op.piece, op.call]
-        for operation in reruns.get(op.index, ()):
-            program.append(Instruction(problem.graph.operations[operation].node, is_rerun=True))
+        program.extend(inserted.get(op.index, ()))
         names = problem.variant_names.get(op.index, ("",))
         program.append(Instruction(op.node, variant=names[picked.get(op.index, 0)]))
     longest: dict[int, tuple[Instruction, ...]] = {}
@@ -89,3 +109,11 @@ def _backwards(
         if len(program) > len(longest.get(piece, ())):
             longest[piece] = tuple(program)
     return longest
+
+
+def _inserted(problem: Problem, operation: int, number: int) -> Instruction:
+    if operation >= 0:
+        return Instruction(problem.graph.operations[operation].node, is_rerun=True)
+    candidate = problem.candidates[number]
+    producer = problem.graph.operations[candidate.producer]
+    return Instruction(producer.node, decoded=producer.writes.index(candidate.tensor))

@@ -7,7 +7,9 @@ single operations, to be timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, final
 
 from legroom import variants, ways
 from legroom.capture import Capture, Graph
@@ -15,7 +17,7 @@ from legroom.meter import OperationTime, OperationTimes, modelled_times, parse_d
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._planner import Planner
-from legroom.ways import Exactness
+from legroom.ways import AbstractWay, Exactness, RunCost
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -32,24 +34,9 @@ def build_report(
     Raises:
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
-    if options.device is not None:
-        plain, planned, notes = _modelled(capture, options.device)
-    else:
-        stopwatch = OperationTimes(capture.planned.device)
-        plain, planned, notes = with_times(capture, stopwatch, on_progress=on_progress)
+    planner, notes = planner_of(capture, options, on_progress=on_progress)
     started = time.perf_counter()
-    exactness = Exactness(options.exactness)
-    enabled_ways = ways.select(options.way_names, exactness=exactness)
-    enabled_variants = variants.select(options.variant_names, exactness=exactness)
-    planner = Planner(
-        plain,
-        planned,
-        ways=enabled_ways,
-        variants=enabled_variants,
-        exactness=options.exactness,
-        time_limit_s=options.time_limit_s,
-        on_progress=on_progress,
-    )
+    planned = planner.graph
     budget_bytes = _budget_bytes(options, planner)
     chosen = None if budget_bytes is None else planner.plan(budget_bytes)
     frontier = planner.frontier(options.num_points)
@@ -67,7 +54,7 @@ def build_report(
         num_tensors=len(planner.problem.candidates),
         num_operations=len(planned.operations),
         num_pieces=planned.num_pieces,
-        ways=(*(w.name for w in enabled_ways), *(v.name for v in enabled_variants)),
+        ways=planner.technique_names,
         exactness=options.exactness,
         capture_s=capture.seconds,
         solve_s=time.perf_counter() - started,
@@ -90,20 +77,94 @@ def _budget_bytes(options: PlanOptions, planner: Planner) -> int | None:
     return parse_device(options.device).memory_bytes if options.device is not None else None
 
 
-def with_times(
-    capture: Capture, stopwatch: OperationTimes, *, on_progress: OnProgress | None = None
-) -> tuple[Graph, Graph, list[str]]:
-    """The plain and the planned graph with times and scratch memory measured on this device.
+class Stopwatch(Protocol):
+    """Says how long operations take: measured, or modelled."""
 
-    Also what could not be measured, in sentences.
+    notes: list[str]
+
+    def measure(
+        self, signatures: Iterable[str], *, on_progress: OnProgress | None = None
+    ) -> dict[str, OperationTime]:
+        """The time of each."""
+
+
+@final
+class ModelledTimes:
+    """Times on a device that is not here, worked out from what it is known to do."""
+
+    def __init__(self, device: str) -> None:
+        self.notes: list[str] = []
+        self._device = parse_device(device)
+
+    def measure(
+        self, signatures: Iterable[str], *, on_progress: OnProgress | None = None
+    ) -> dict[str, OperationTime]:
+        """The time of each."""
+        return modelled_times(list(signatures), self._device)
+
+
+@final
+@dataclass(frozen=True)
+class Timed:
+    """A captured step with times and scratch memory.
+
+    Attributes:
+        costs: Of what ways run themselves, by signature.
+        notes: What could not be measured, in sentences.
     """
-    times = stopwatch.measure(_signatures(capture), on_progress=on_progress)
-    return _timed(capture.plain, times), _timed(capture.planned, times), stopwatch.notes
+
+    plain: Graph
+    planned: Graph
+    costs: dict[str, RunCost]
+    notes: list[str]
 
 
-def _modelled(capture: Capture, device: str) -> tuple[Graph, Graph, list[str]]:
-    times = modelled_times(_signatures(capture), parse_device(device))
-    return _timed(capture.plain, times), _timed(capture.planned, times), []
+def with_times(
+    capture: Capture,
+    stopwatch: Stopwatch,
+    ways: tuple[type[AbstractWay], ...] = (),
+    *,
+    on_progress: OnProgress | None = None,
+) -> Timed:
+    """The plain and the planned graph, and what the ways would run, with times."""
+    own = _own_signatures(capture.planned, ways)
+    times = stopwatch.measure([*_signatures(capture), *own], on_progress=on_progress)
+    return Timed(
+        plain=_timed(capture.plain, times),
+        planned=_timed(capture.planned, times),
+        costs={
+            each: RunCost(times[each].ms, times[each].workspace_bytes)
+            for each in own
+            if each in times
+        },
+        notes=stopwatch.notes,
+    )
+
+
+def planner_of(
+    capture: Capture,
+    options: PlanOptions,
+    *,
+    on_progress: OnProgress | None = None,
+) -> tuple[Planner, list[str]]:
+    """Time a captured step and get ready to plan it; also what could not be measured."""
+    exactness = Exactness(options.exactness)
+    enabled = ways.select(options.way_names, exactness=exactness)
+    stopwatch: Stopwatch = OperationTimes(capture.planned.device)
+    if options.device is not None:
+        stopwatch = ModelledTimes(options.device)
+    timed = with_times(capture, stopwatch, enabled, on_progress=on_progress)
+    planner = Planner(
+        timed.plain,
+        timed.planned,
+        ways=enabled,
+        variants=variants.select(options.variant_names, exactness=exactness),
+        costs=timed.costs,
+        exactness=options.exactness,
+        time_limit_s=options.time_limit_s,
+        on_progress=on_progress,
+    )
+    return planner, timed.notes
 
 
 def _signatures(capture: Capture) -> list[str]:
@@ -113,6 +174,18 @@ def _signatures(capture: Capture) -> list[str]:
         for op in graph.operations
         if op.signature
     ]
+
+
+def _own_signatures(graph: Graph, ways: tuple[type[AbstractWay], ...]) -> list[str]:
+    """What the ways would run for tensors that there is a choice for."""
+    found = (
+        signature
+        for tensor in graph.tensors
+        if tensor.is_planned and tensor.producer >= 0
+        for way in ways
+        for signature in way.signatures(tensor, graph.operations[tensor.producer])
+    )
+    return list(dict.fromkeys(found))
 
 
 def _timed(graph: Graph, times: dict[str, OperationTime]) -> Graph:

@@ -13,8 +13,11 @@ tensor by tensor, with nothing precomputed.
 #    the producer's arguments, then the producer. All outputs of the producer come back at once.
 # 3. What was given back stays until its last use; so every producer runs again at most once, and
 #    added time is a sum over producers.
-# 4. What is held in another form is dropped once the tensor itself is back.
-# 5. While an operation runs, its inputs, outputs and scratch memory are alive together.
+# 4. What is held in another form is made right after the tensor's last use in forward, one tensor
+#    after the other in the order of the candidates; each of them dies then. It is dropped once the
+#    tensor itself is back.
+# 5. While an operation runs, its inputs, outputs and scratch memory are alive together; so are a
+#    tensor and its other form while one is made from the other.
 
 from __future__ import annotations
 
@@ -46,9 +49,10 @@ class Trace:
     """Details of a simulation, for reports: filled only on request.
 
     Attributes:
-        instructions: What is given back, in order: before which position, and the operation that
-            is run again for it; -1 where none is.
-        alive_at_peak: Candidates that are alive at the peak beyond their first life.
+        instructions: What is given back, in order: before which position, the operation that is
+            run again for it, -1 where none is, and the candidate that it is for.
+        alive_at_peak: Candidates that are alive at the peak beyond their first life, in whatever
+            form, and its bytes.
         during: Bytes while each instruction runs.
         runs_again: Operations that are run again, in order.
         needed: Candidates that backward or a remake asks for.
@@ -56,17 +60,19 @@ class Trace:
         fetched: Those that are given back from another form, without a rerun.
         peak_is_between: Whether the peak is while something is given back, before its position.
         changes: From which position on how many bytes are alive on top of the base.
+        puts: After which position something was put away, and bytes alive meanwhile.
     """
 
-    instructions: list[tuple[int, int]] = field(default_factory=list)
+    instructions: list[tuple[int, int, int]] = field(default_factory=list)
     during: list[int] = field(default_factory=list)
-    alive_at_peak: tuple[int, ...] = ()
+    alive_at_peak: dict[int, int] = field(default_factory=dict)
     runs_again: list[int] = field(default_factory=list)
     needed: frozenset[int] = frozenset()
     put: list[int] = field(default_factory=list)
     fetched: list[int] = field(default_factory=list)
     peak_is_between: bool = False
     changes: list[tuple[int, int]] = field(default_factory=list)
+    puts: list[tuple[int, int]] = field(default_factory=list)
 
     def extra_during(self, num_positions: int) -> list[int]:
         """Bytes on top of the base while each operation runs."""
@@ -105,7 +111,9 @@ class Simulator:
         during = list(self.problem.base_during)
         for position, extra in enumerate(trace.extra_during(len(during))):
             during[position] += extra
-        for (position, _), num_bytes in zip(trace.instructions, trace.during, strict=True):
+        for (position, _, _), num_bytes in zip(trace.instructions, trace.during, strict=True):
+            during[position] = max(during[position], num_bytes)
+        for position, num_bytes in trace.puts:
             during[position] = max(during[position], num_bytes)
         return during
 
@@ -191,9 +199,7 @@ class _Run:
             if trace is not None:
                 trace.changes.append((position, self._extra))
             self._end((position, _OWN))
-            for candidate, amount in self._begins.get(position, ()):
-                self._alive[candidate] = amount
-                self._extra += amount
+            self._begin(position, trace)
             if trace is not None:
                 trace.changes.append((position + 1, self._extra))
             behind = position + 1
@@ -212,7 +218,7 @@ class _Run:
         self._ends: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._alive: dict[int, int] = {}
         self._extra = self._peak = self._peak_position = 0
-        self._at_peak: tuple[int, ...] = ()
+        self._at_peak: dict[int, int] = {}
         self._peak_is_between = False
         for candidate, use in self._last_use.items():
             start, saving = sim._starts[candidate], self._savings[candidate]
@@ -224,6 +230,32 @@ class _Run:
                 self._begins[start].append((candidate, amount))
             self._added_ms += saving.put_ms
 
+    def _begin(self, position: int, trace: Trace | None) -> None:
+        """First lives end: what is kept stays, what is encoded is put away; Note, rule 4."""
+        encoded = []
+        for candidate, amount in self._begins.get(position, ()):
+            saving = self._savings[candidate]
+            if saving.is_encoded:
+                encoded.append((candidate, amount))
+            else:
+                self._alive[candidate] = amount
+                self._extra += amount
+        if not encoded:
+            return
+        encoded.sort()
+        waiting = sum([self._sim._bytes[candidate] for candidate, _ in encoded])
+        after = self._problem.base_before
+        base = after[position + 1] if position + 1 < len(after) else 0
+        for candidate, amount in encoded:
+            scratch = self._savings[candidate].put_bytes
+            during = base + self._extra + waiting + amount + scratch
+            self._look(during, position, (candidate,), trace)
+            if trace is not None:
+                trace.puts.append((position, during))
+            self._alive[candidate] = amount
+            self._extra += amount
+            waiting -= self._sim._bytes[candidate]
+
     def _look(
         self, num_bytes: int, position: int, makes: tuple[int, ...], trace: Trace | None
     ) -> None:
@@ -231,7 +263,8 @@ class _Run:
             self._peak, self._peak_position = num_bytes, position
             self._peak_is_between = bool(makes)
             if trace is not None:
-                self._at_peak = (*self._alive, *makes)
+                whole = {each: self._sim._bytes[each] for each in makes}
+                self._at_peak = {**self._alive, **whole}
 
     def _look_between(self, first: int, end: int, trace: Trace | None) -> None:
         """Positions at which nothing that was decided begins or ends."""
@@ -245,11 +278,14 @@ class _Run:
         """Something is given back before a position."""
         makes = rerun.makes if rerun is not None else (candidate,)
         made = sum([self._sim._bytes[each] for each in makes])
-        scratch = rerun.passing_bytes + rerun.workspace_bytes if rerun is not None else 0
+        scratch = self._savings[candidate].get_bytes
+        if rerun is not None:
+            scratch = rerun.passing_bytes + rerun.workspace_bytes
         during = self._problem.base_before[position] + self._extra + made + scratch
         self._look(during, position, makes, trace)
         if trace is not None:
-            trace.instructions.append((position, rerun.operation if rerun is not None else -1))
+            operation = rerun.operation if rerun is not None else -1
+            trace.instructions.append((position, operation, candidate))
             trace.during.append(during)
             if rerun is not None:
                 trace.runs_again.append(rerun.operation)

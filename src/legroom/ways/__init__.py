@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from legroom.errors import UsageError
 from legroom.registry import Registry
+from legroom.ways._bits import Bits
+from legroom.ways._encoding import FUNCTIONAL, AbstractEncoding
 from legroom.ways._hold import Hold
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
-from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, Saving
+from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
 
 __all__ = [
+    "FUNCTIONAL",
+    "AbstractEncoding",
     "AbstractTechnique",
     "AbstractWay",
+    "Bits",
     "Exactness",
     "Hold",
     "Remake",
     "Replay",
+    "RunCost",
     "Saving",
     "get",
     "names",
@@ -34,6 +40,7 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Hold,
         Remake,
         Replay,
+        Bits,
     ),
 )
 register, unregister, names, get = _WAYS.register, _WAYS.unregister, _WAYS.names, _WAYS.get

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from legroom.capture import OperationInfo, TensorInfo
-from legroom.ways._way import AbstractWay, Exactness, Saving
+from legroom.ways._way import AbstractWay, Exactness, RunCost, Saving
 
 
 @final
@@ -19,6 +19,8 @@ class Hold(AbstractWay):
     costs = "its bytes, no time"
 
     @classmethod
-    def estimate(cls, tensor: TensorInfo, producer: OperationInfo) -> Saving:
+    def estimate(
+        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+    ) -> Saving:
         """Always possible."""
         return Saving(held_bytes=tensor.num_bytes, keeps_whole=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from legroom.capture import OperationInfo, TensorInfo
-from legroom.ways._way import AbstractWay, Exactness, Saving
+from legroom.ways._way import AbstractWay, Exactness, RunCost, Saving
 
 
 @final
@@ -19,7 +19,9 @@ class Remake(AbstractWay):
     costs = "the producer's time once more; no bytes"
 
     @classmethod
-    def estimate(cls, tensor: TensorInfo, producer: OperationInfo) -> Saving | None:
+    def estimate(
+        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+    ) -> Saving | None:
         """Not for random operations (see `replay`), nor where older tensors are written into."""
         if producer.is_random or producer.updates or not producer.is_forward:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from legroom.capture import OperationInfo, TensorInfo
-from legroom.ways._way import AbstractWay, Exactness, Saving
+from legroom.ways._way import AbstractWay, Exactness, RunCost, Saving
 
 _STATE_BYTES = 5056
 """The state of PyTorch's CPU generator (a Mersenne twister); that of a GPU's has 16 bytes."""
@@ -22,7 +22,9 @@ class Replay(AbstractWay):
     costs = "the producer's time once more; 5 KiB for the generator's state"
 
     @classmethod
-    def estimate(cls, tensor: TensorInfo, producer: OperationInfo) -> Saving | None:
+    def estimate(
+        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+    ) -> Saving | None:
         """For random operations only; worth it only for tensors larger than the state."""
         if not producer.is_random or producer.updates or not producer.is_forward:
             return None

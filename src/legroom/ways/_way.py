@@ -36,6 +36,8 @@ class Saving:
         held_bytes: What is held on the device from its last use in forward until it is given back.
         put_ms: Time to put it away, in forward.
         get_ms: Time to give it back, in backward; counts only where the producer does not run.
+        put_bytes: Scratch memory while it is put away, beside the tensor and what is held of it.
+        get_bytes: Scratch memory while it is given back, beside those two.
         keeps_whole: Whether the tensor itself stays: nothing is given back, it is just there.
         runs_producer: Whether giving back runs the producer again. Then all of its outputs come
             back at once, it needs the producer's inputs, and takes the producer's time.
@@ -45,9 +47,29 @@ class Saving:
     held_bytes: int
     put_ms: float = 0.0
     get_ms: float = 0.0
+    put_bytes: int = 0
+    get_bytes: int = 0
     keeps_whole: bool = False
     runs_producer: bool = False
     tier: str = "device"
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether it is held in another form."""
+        return not (self.keeps_whole or self.runs_producer)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What one run of an operation takes.
+
+    Attributes:
+        workspace_bytes: Scratch memory while it runs, beside what it returns.
+    """
+
+    ms: float = 0.0
+    workspace_bytes: int = 0
 
 
 class AbstractTechnique(abc.ABC):
@@ -72,6 +94,17 @@ class AbstractWay(AbstractTechnique):
     """One way of giving tensors back; a description and a pure estimate, without state."""
 
     @classmethod
+    def signatures(cls, tensor: TensorInfo, producer: OperationInfo) -> tuple[str, ...]:
+        """What it runs for this tensor that forward and backward do not: to be timed."""
+        return ()
+
+    @classmethod
     @abc.abstractmethod
-    def estimate(cls, tensor: TensorInfo, producer: OperationInfo) -> Saving | None:
-        """What it costs to give this tensor back; None where the way does not apply."""
+    def estimate(
+        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+    ) -> Saving | None:
+        """What it costs to give this tensor back; None where the way does not apply.
+
+        Args:
+            costs: Of what `signatures` named.
+        """

@@ -157,7 +157,7 @@ def check_choices(recipe: Recipe, num_choices: int) -> None:
     fresh_start(recipe, training)
     step = made_up_step(target, (training.data, training.labels), {}, (training.optimizer,))
     capture = capture_step(step, models=[target])
-    _, planned, _ = with_times(capture, Modelled())
+    planned = with_times(capture, Modelled()).planned
     problem = build_problem(planned, ways.select(), variants.select())
     search, rng = Search(problem), random.Random(recipe.seed)
     for _ in range(num_choices):

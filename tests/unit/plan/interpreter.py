@@ -77,7 +77,9 @@ class _Interpreter:
         if saving.keeps_whole or tensor in self.back:
             return
         if not saving.runs_producer:
-            self.programme.append(Instruction(position, (), (tensor,), time_ms=saving.get_ms))
+            self.programme.append(
+                Instruction(position, (), (tensor,), saving.get_bytes, time_ms=saving.get_ms)
+            )
             self.back.add(tensor)
             return
         producer = self.graph.operations[self.graph.tensors[tensor].producer]
@@ -127,6 +129,8 @@ class _Interpreter:
             else:
                 self.keep_given_back(instruction, number)
             self.drop(instruction, number)
+            for during in self.put_away_what_is_due(instruction, number):
+                profile[instruction.position] = max(profile[instruction.position], during)
         reruns = [each.runs_again for each in self.programme if each.runs_again is not None]
         needed = {
             self.problem.candidate_of[tensor]
@@ -165,19 +169,32 @@ class _Interpreter:
                 if index in self.saving:
                     if instruction.position >= self.first_end(index):
                         del self.alive[index, form]
-                        self.put_away(index, number)
+                        if (index, "whole") not in self.alive and self.is_read_after(index, number):
+                            self.alive[index, "due"] = tensor.num_bytes
                 elif self.is_over(tensor, instruction.position):
                     del self.alive[index, form]
 
-    def put_away(self, index, number):
-        """The first life is over: rule 1, or another form, or nothing at all."""
-        if (index, "whole") in self.alive or not self.is_read_after(index, number):
-            return
-        saving = self.saving[index]
-        self.added_ms += saving.put_ms
-        if saving.keeps_whole:
-            self.alive[index, "whole"] = self.graph.tensors[index].num_bytes
-        elif saving.held_bytes:
+    def put_away_what_is_due(self, instruction, number):
+        """First lives are over: rules 1 and 4, or nothing stays at all; bytes meanwhile."""
+        due = sorted(index for index, form in self.alive if form == "due")
+        encoded = []
+        for index in due:
+            saving = self.saving[index]
+            self.added_ms += saving.put_ms
+            if saving.keeps_whole or saving.runs_producer:
+                del self.alive[index, "due"]
+                held = self.graph.tensors[index].num_bytes
+                if not saving.keeps_whole:
+                    held = saving.held_bytes
+                if held:
+                    form = "whole" if saving.keeps_whole else "other form"
+                    self.alive[index, form] = held
+            else:
+                encoded.append(index)
+        for index in encoded:
+            saving = self.saving[index]
+            yield sum(self.alive.values()) + saving.held_bytes + saving.put_bytes
+            del self.alive[index, "due"]
             self.alive[index, "other form"] = saving.held_bytes
 
     def is_over(self, tensor, position):

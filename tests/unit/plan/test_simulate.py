@@ -94,7 +94,7 @@ def test_a_chain_drops_its_middle():
 def test_a_chain_remakes_all_from_its_input():
     outcome, profile, trace, _ = simulate(chain_of_three(), t1="remake", t2="remake", t3="remake")
     assert trace.runs_again == [0, 1, 2]
-    assert trace.instructions == [(3, 0), (3, 1), (3, 2)]
+    assert [(at, op) for at, op, _ in trace.instructions] == [(3, 0), (3, 1), (3, 2)]
     assert trace.during == [110, 310, 610]
     assert profile == [110, 310, 510, 640, 360, 140]
     assert outcome.added_ms == 7.0

@@ -20,10 +20,12 @@ class Squeeze(ways.AbstractWay):
     exactness = ways.Exactness.BITWISE
 
     @classmethod
-    def estimate(cls, tensor, producer):
+    def estimate(cls, tensor, producer, costs=()):
         if tensor.num_bytes < 12:
             return None
-        return ways.Saving(held_bytes=tensor.num_bytes // 4, put_ms=0.5, get_ms=1.0)
+        return ways.Saving(
+            held_bytes=tensor.num_bytes // 4, put_ms=0.5, get_ms=1.0, put_bytes=3, get_bytes=5
+        )
 
 
 def problem_of(graph):

@@ -77,7 +77,7 @@ def test_replay_is_for_random_operations():
 
 
 def test_select_takes_all_that_are_exact():
-    assert ways.select() == (Hold, Remake, Replay)
+    assert ways.select() == tuple(ways.get(name) for name in ways.names())
     assert ways.select(("remake",)) == (Hold, Remake)
     assert ways.select(()) == (Hold,)
     # In the order of the registry, whatever the order asked for.
@@ -91,7 +91,7 @@ def test_select_goes_by_exactness():
         exactness = Exactness.LOSSY
 
         @classmethod
-        def estimate(cls, tensor, producer):
+        def estimate(cls, tensor, producer, costs=()):
             return Saving(held_bytes=tensor.num_bytes // 2)
 
     try:

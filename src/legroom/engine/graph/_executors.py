@@ -10,7 +10,7 @@ from torch import fx
 
 from legroom.errors import TorchInterfaceError, UsageError
 from legroom.registry import unknown_name
-from legroom.ways import Exactness
+from legroom.ways import FUNCTIONAL, Exactness
 
 _TESTED = "2.13.0"
 
@@ -83,7 +83,8 @@ class Inductor(Executor):
                 "torch._inductor.compile_fx.compile_fx_inner", tested=_TESTED
             ) from None
         with config.patch(fallback_random=True):
-            decomposed = make_fx(graph, decomposition_table=select_decomp_table())(*inputs)
+            table = {**select_decomp_table(), **FUNCTIONAL}
+            decomposed = make_fx(graph, decomposition_table=table)(*inputs)
             compiled: Any = compile_fx_inner(decomposed, inputs)
         return compiled  # type: ignore[no-any-return]
 

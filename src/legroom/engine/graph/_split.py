@@ -17,18 +17,20 @@ wants them from a partitioner. See Note [Split].
 #    still reads the parameter: an optimizer that waits for the gradient writes into it.
 # 6. What forward writes into at its end and backward wants to read as it was before is copied
 #    first.
+# 7. What is held in another form is encoded right after its last reader in forward, and decoded
+#    where the program says.
 
 from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from legroom import variants
+from legroom import variants, ways
 from legroom.capture import PieceCode, unread_places
 from legroom.engine.graph._random import random_state, run_with_state
 from legroom.errors import LegroomError
@@ -92,7 +94,10 @@ class _Splitter:
         self._last_read = self._last_reads()
         self._made_in_forward = {op.node for op in code.forward}
         self._makers = {op.node for op in (*code.forward, *code.backward)}
-        self._dropped = self._dropped_storages()
+        self._dropped = self._storages(program.dropped)
+        self._encoded = self._encoded_nodes()  # node: the way that it is held
+        self._hidden = {*self._dropped, *map(self._storage, self._encoded)}
+        self._held: dict[fx.Node, fx.Node] = {}  # node: its other form, in backward
         self._is_mutated = {storage for op in code.forward for storage in op.updates}
         self._saved: list[fx.Node] = []
         self._states: dict[fx.Node, fx.Node] = {}  # random operation: its state in backward
@@ -100,19 +105,42 @@ class _Splitter:
         self._env: dict[fx.Node, fx.Node] = {}
         self._first_body: fx.Node | None = None
 
-    def _dropped_storages(self) -> set[int]:
+    def _storages(self, places: Iterable[tuple[str, int]]) -> set[int]:
         writes = {op.node: op.writes for op in self._code.forward}
         try:
-            return {writes[node][place] for node, place in self._program.dropped}
+            return {writes[node][place] for node, place in places}
         except (KeyError, IndexError):
             raise MismatchError("a program drops what its graph does not make") from None
+
+    def _storage(self, node: fx.Node) -> int:
+        return self._code.storage_of[node.name]
+
+    def _encoded_nodes(self) -> dict[fx.Node, type[ways.AbstractEncoding]]:
+        found = {}
+        for name, place, way_name in self._program.encoded:
+            way = ways.get(way_name)
+            if not issubclass(way, ways.AbstractEncoding):
+                raise MismatchError(f"a program encodes by {way_name}, which is no encoding")
+            found[self._written(name, place)] = way
+        return found
+
+    def _written(self, name: str, place: int) -> fx.Node:
+        """The node that stands for one of the tensors that an operation writes."""
+        (storage,) = self._storages([(name, place)])
+        node: fx.Node = self._nodes[name]
+        for each in (node, *_parts(node)):
+            if self._code.storage_of.get(each.name) == storage:
+                return each
+        raise MismatchError(f"a program wants what {name} writes, and nothing stands for it")
 
     def split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         for number, instruction in enumerate(self._program.backward):
             node = self._nodes.get(instruction.node)
             if node is None:
                 raise MismatchError(f"a program runs {instruction.node}, which its graph lacks")
-            if instruction.is_rerun:
+            if instruction.decoded is not None:
+                self._decode(self._written(instruction.node, instruction.decoded))
+            elif instruction.is_rerun:
                 self._rerun(node)
             else:
                 self._emit(node, instruction.variant)
@@ -210,6 +238,15 @@ class _Splitter:
             (*args, is_training, momentum, eps),
         )
 
+    def _decode(self, node: fx.Node) -> None:
+        """See Note [Split], rule 7."""
+        way, value = self._encoded[node], node.meta["val"]
+        held = self._held[node] = self._backward.placeholder(f"{node.name}_{way.name}")
+        held.meta["val"] = way.put(value)
+        layout = (list(value.shape), list(value.stride()), value.dtype)
+        made = self._env[node] = self._backward.call_function(way.get, (held, *layout))
+        made.meta = dict(node.meta)
+
     def _state_before(self, node: fx.Node) -> fx.Node:
         state = self._backward.placeholder(f"{node.name}_state")
         state.meta["val"] = random_state_like(node)
@@ -231,7 +268,7 @@ class _Splitter:
         """See Note [Split], rule 3."""
         for part in _parts(node):
             storage = self._code.storage_of.get(part.name)
-            if not only_dropped or storage in self._dropped:
+            if not only_dropped or storage in self._hidden:
                 self._copy(part)
 
     def _value(self, node: fx.Node) -> fx.Node:
@@ -252,7 +289,7 @@ class _Splitter:
         """Whether forward makes it, as a tensor of its own, and keeps it."""
         return (
             _maker(node).name in self._made_in_forward
-            and self._code.storage_of.get(node.name) not in self._dropped
+            and self._code.storage_of.get(node.name) not in self._hidden
             and isinstance(node.meta.get("val"), torch.Tensor)
         )
 
@@ -272,7 +309,7 @@ class _Splitter:
         checked = [node for node in self._saved if not _is_unchecked(node)]
         unchecked = [node for node in self._saved if _is_unchecked(node)]
         wanted = [self._env[node] for node in checked]
-        wanted += list(self._states.values())
+        wanted += [*self._states.values(), *self._held.values()]
         wanted += [self._env[node] for node in unchecked]
         wanted += [self._env[node] for node in tangents]
         self._order = checked, unchecked
@@ -286,7 +323,9 @@ class _Splitter:
         states: dict[fx.Node, fx.Node] = {}
         kept_before: dict[fx.Node, fx.Node] = {}
         checked, unchecked = self._order
-        needed = self._needed_in_forward([*checked, *unchecked])
+        needed = self._needed_in_forward([*checked, *unchecked, *self._held])
+        due = self._due_after(needed)
+        held: dict[fx.Node, fx.Node] = {}
         for node in self._joint.graph.nodes:
             if node.op == "placeholder" and not _is_tangent(node):
                 env[node] = graph.node_copy(node)
@@ -304,15 +343,33 @@ class _Splitter:
                 states[node] = graph.call_function(random_state, (str(_device_of(node)),))
                 states[node].meta["val"] = self._states[node].meta["val"]
             env[node] = graph.node_copy(node, env.__getitem__)
+            for encoded in due.get(node, ()):
+                held[encoded] = graph.call_function(self._encoded[encoded].put, (env[encoded],))
+                held[encoded].meta["val"] = self._held[encoded].meta["val"]
         returned = [
             env[node] if isinstance(node, fx.Node) else node for node in self._forward_outputs
         ]
         returned += [kept_before.get(node, env[node]) for node in checked]
         returned += [states[node] for node in self._states]
+        returned += [held[node] for node in self._held]
         returned += [env[node] for node in unchecked]
         graph.output(returned)
         _copy_output_meta(self._joint.graph, graph, self._forward_outputs)
         return _module(self._joint, graph, "legroom_forward")
+
+    def _due_after(self, needed: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+        """What is to be encoded after each node of forward: its last reader, or itself."""
+        last: dict[int, fx.Node] = {}
+        for node in self._joint.graph.nodes:
+            if node in needed:
+                for each in (node, *node.all_input_nodes):
+                    if each.name in self._code.storage_of:
+                        last[self._storage(each)] = node
+        due: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in self._encoded:
+            if node in self._held:
+                due[last[self._storage(node)]].append(node)
+        return due
 
     def _needed_in_forward(self, saved: list[fx.Node]) -> set[fx.Node]:
         writers = [self._nodes[op.node] for op in self._code.forward if op.updates or op.is_random]

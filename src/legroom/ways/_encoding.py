@@ -1,0 +1,115 @@
+"""Ways that hold a tensor in another form: encoded after its last use in forward, decoded later.
+
+In goes a tensor that lies densely in memory, in whatever order of dimensions; the encoded form is
+one flat tensor. Encoding and decoding are operations of PyTorch's under the name `legroom`, so that
+they are timed, captured and compiled like any other. See Note [Encodings].
+"""
+
+# Note [Encodings]
+# 1. An encoding sees elements in the order in which they lie in memory: what comes back has the
+#    strides that went in, because kernels may round otherwise with others.
+# 2. What runs eagerly writes in place where it can; a second, functional form of the same thing is
+#    what Inductor traces.
+# 3. An encoding never fails on values. Where it cannot tell beforehand how much it holds, it does
+#    not apply.
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from legroom.capture import LIBRARY, OperationInfo, TensorInfo, signature_of
+from legroom.ways._way import AbstractWay, RunCost, Saving
+
+_PUT = "(Tensor value) -> Tensor"
+_GET = "(Tensor held, int[] size, int[] stride, ScalarType dtype) -> Tensor"
+
+FUNCTIONAL: dict[Any, Callable[..., Any]] = {}
+"""By operation, what Inductor traces instead; see Note [Encodings], rule 2."""
+
+
+def define(
+    name: str,
+    put: Callable[[torch.Tensor], torch.Tensor],
+    get: Callable[[torch.Tensor, Sequence[int], Sequence[int], torch.dtype], torch.Tensor],
+    *,
+    functional_put: Callable[..., torch.Tensor] | None = None,
+    functional_get: Callable[..., torch.Tensor] | None = None,
+) -> tuple[Any, Any]:
+    """Define the two operations of an encoding, `legroom::<name>_put` and `legroom::<name>_get`."""
+    made = []
+    for suffix, schema, eager, functional in (
+        ("put", _PUT, put, functional_put),
+        ("get", _GET, get, functional_get),
+    ):
+        LIBRARY.define(f"{name}_{suffix}{schema}")
+        LIBRARY.impl(f"{name}_{suffix}", eager, "CompositeExplicitAutograd")
+        operation = getattr(torch.ops.legroom, f"{name}_{suffix}").default
+        FUNCTIONAL[operation] = functional or eager
+        made.append(operation)
+    return made[0], made[1]
+
+
+def in_memory_order(value: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor as they lie in memory, without a copy."""
+    return value.as_strided((value.numel(),), (1,), value.storage_offset())
+
+
+class AbstractEncoding(AbstractWay):
+    """A way that holds a tensor in another form.
+
+    Attributes:
+        put: The operation that encodes.
+        get: The operation that decodes.
+    """
+
+    put: ClassVar[Any]
+    get: ClassVar[Any]
+
+    @classmethod
+    @abc.abstractmethod
+    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+        """Bytes of the encoded form; None where the encoding does not apply."""
+
+    @classmethod
+    def signatures(cls, tensor: TensorInfo, producer: OperationInfo) -> tuple[str, ...]:
+        """Of encoding and decoding."""
+        held_bytes = cls.held_bytes(tensor) if _is_dense(tensor) else None
+        if held_bytes is None or not producer.is_forward:
+            return ()
+        dtype = getattr(torch, tensor.dtype)
+        value = torch.empty(tensor.shape, dtype=dtype, device="meta")
+        held = cls.put(value)
+        return (
+            signature_of(cls.put, (value,)),
+            signature_of(cls.get, (held, list(value.shape), list(value.stride()), dtype)),
+        )
+
+    @classmethod
+    def estimate(
+        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+    ) -> Saving | None:
+        """Nothing is known of what it takes where `costs` are missing."""
+        held_bytes = cls.held_bytes(tensor) if _is_dense(tensor) else None
+        if held_bytes is None or not producer.is_forward:
+            return None
+        put, get = costs or (RunCost(), RunCost())
+        return Saving(
+            held_bytes=held_bytes,
+            put_ms=put.ms,
+            get_ms=get.ms,
+            put_bytes=put.workspace_bytes,
+            get_bytes=get.workspace_bytes,
+        )
+
+
+def _is_dense(tensor: TensorInfo) -> bool:
+    """Whether the storage holds the tensor's elements and nothing else."""
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        return False
+    return math.prod(tensor.shape) * dtype.itemsize == tensor.num_bytes

@@ -1,0 +1,47 @@
+"""Training with tensors held in another form: the same bits, and the bytes that were predicted."""
+
+import copy
+
+import pytest
+from torch import nn
+from torch.nn import functional as F
+
+import legroom
+from tests.unit.engine.training import batch, first_difference, sgd, train
+
+
+class Masked(nn.Module):
+    """Every layer leaves a mask behind: of dropout, of a comparison."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(16, 128)
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, value, target):
+        value = self.first(value)
+        for layer in self.layers:
+            value = F.dropout(layer(value), 0.3)
+            value = value.masked_fill(value > 0.9, 0.5)
+        return F.cross_entropy(self.head(value), target)
+
+
+def gradients(model, step):
+    loss = model(*batch(step, rows=256))
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("ways", [["bits"], ["bits", "remake"], ["bits", "remake", "replay"]])
+def test_masks_are_held_as_bits(ways):
+    model = Masked()
+    plain = copy.deepcopy(model)
+    expected = train(plain, gradients, sgd(plain))
+    optimizer = sgd(model)
+    handle = legroom.fit(model, budget="floor", ways=ways, optimizer=optimizer)
+    actual = train(model, gradients, optimizer)
+    assert first_difference(expected, actual) is None
+    report = handle.report()
+    assert report.measured_peak_bytes <= report.budget_bytes
+    assert "bits" in report.ways
