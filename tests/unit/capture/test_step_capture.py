@@ -223,7 +223,7 @@ def test_random_operations_are_marked():
         [op.name for op in graph.operations if op.is_random]
         for graph in (capture.plain, capture.planned)
     ]
-    assert random_names == [["aten.bernoulli_.float"], ["aten.native_dropout.default"]]
+    assert random_names == [["aten.bernoulli_.float"], ["legroom.dropout_mask.default"]]
 
 
 def test_batch_norm_updates_its_statistics_once():
