@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,13 +32,12 @@ def gradients(model, step):
     return loss
 
 
-@pytest.mark.parametrize("ways", [["bits"], ["bits", "remake"], ["bits", "remake", "replay"]])
-def test_masks_are_held_as_bits(ways):
+def test_masks_are_held_as_bits():
     model = Masked()
     plain = copy.deepcopy(model)
     expected = train(plain, gradients, sgd(plain))
     optimizer = sgd(model)
-    handle = legroom.fit(model, budget="floor", ways=ways, optimizer=optimizer)
+    handle = legroom.fit(model, budget="floor", ways=["bits"], optimizer=optimizer)
     actual = train(model, gradients, optimizer)
     assert first_difference(expected, actual) is None
     report = handle.report()
