@@ -32,7 +32,7 @@ from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dty
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
-from legroom.capture._operations import LIBRARY
+from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
 from legroom.capture._rnn import rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
@@ -42,6 +42,7 @@ from legroom.capture._step_capture import Capture, StepCapture, capture_step
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_out_of_the_script
 
 __all__ = [
+    "FUNCTIONAL",
     "LIBRARY",
     "STATE",
     "AbstractTrainingObserver",

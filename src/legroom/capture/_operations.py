@@ -42,6 +42,16 @@ LIBRARY.define("apply_mask(Tensor value, Tensor mask, float kept) -> Tensor")
 LIBRARY.impl("apply_mask", _apply_mask, "CompositeExplicitAutograd")
 
 
+def _apply_mask_functional(value: torch.Tensor, mask: torch.Tensor, kept: float) -> torch.Tensor:
+    return value * (mask.to(value.dtype) / kept)
+
+
+FUNCTIONAL: dict[Any, Callable[..., Any]] = {
+    torch.ops.legroom.apply_mask.default: _apply_mask_functional,
+}
+"""By operation of ours, what Inductor traces instead: nothing is written in place."""
+
+
 def _dropout(value: torch.Tensor, p: float, train: bool | None) -> Any:
     if train is False or p >= 1 or value.device.type != "cpu":
         return NotImplemented

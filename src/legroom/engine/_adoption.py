@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from legroom.capture import ModulePaths, saving_is_hooked, scan_heap
+from legroom.capture import ModulePaths, is_in_backward, saving_is_hooked, scan_heap
 from legroom.engine._fit import Fitted, fitted_around, fitted_within
 from legroom.engine._run_report import RunReport
 from legroom.errors import UsageError
@@ -234,7 +234,7 @@ def _trains(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _why_not() -> str:
-    if torch._C._current_graph_task_id() != -1:
+    if is_in_backward():
         return "called during a backward pass, as by reentrant checkpointing"
     if saving_is_hooked():
         return "called under saved-tensor hooks, as by torch.utils.checkpoint"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from legroom.capture import is_in_backward
 from legroom.engine.graph import guard
 from legroom.meter import PeakGauge, PeakReading
 
@@ -121,9 +122,8 @@ class StepEnds:
         if guard.is_planning:
             return
         self._updated.add(id(optimizer))
-        is_in_backward = torch._C._current_graph_task_id() != -1
         # A profiler that is stopped inside a backward pass counts as running after it.
-        if len(self._updated) == self._num_optimizers and not is_in_backward:
+        if len(self._updated) == self._num_optimizers and not is_in_backward():
             self._end_step()
 
     def call_begins(self, num_backwards: int) -> None:

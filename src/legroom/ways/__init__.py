@@ -9,14 +9,13 @@ from __future__ import annotations
 from legroom.errors import UsageError
 from legroom.registry import Registry
 from legroom.ways._bits import Bits
-from legroom.ways._encoding import FUNCTIONAL, AbstractEncoding
+from legroom.ways._encoding import AbstractEncoding
 from legroom.ways._hold import Hold
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
 from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
 
 __all__ = [
-    "FUNCTIONAL",
     "AbstractEncoding",
     "AbstractTechnique",
     "AbstractWay",

@@ -22,14 +22,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from legroom.capture import LIBRARY, OperationInfo, TensorInfo, signature_of
+from legroom.capture import FUNCTIONAL, LIBRARY, OperationInfo, TensorInfo, signature_of
 from legroom.ways._way import AbstractWay, RunCost, Saving
 
 _PUT = "(Tensor value) -> Tensor"
 _GET = "(Tensor held, int[] size, int[] stride, ScalarType dtype) -> Tensor"
-
-FUNCTIONAL: dict[Any, Callable[..., Any]] = {}
-"""By operation, what Inductor traces instead; see Note [Encodings], rule 2."""
 
 
 def define(
@@ -76,10 +73,14 @@ class AbstractEncoding(AbstractWay):
         """Bytes of the encoded form; None where the encoding does not apply."""
 
     @classmethod
+    def _bytes_held(cls, tensor: TensorInfo, producer: OperationInfo) -> int | None:
+        applies = producer.is_forward and _is_dense(tensor)
+        return cls.held_bytes(tensor) if applies else None
+
+    @classmethod
     def signatures(cls, tensor: TensorInfo, producer: OperationInfo) -> tuple[str, ...]:
         """Of encoding and decoding."""
-        held_bytes = cls.held_bytes(tensor) if _is_dense(tensor) else None
-        if held_bytes is None or not producer.is_forward:
+        if cls._bytes_held(tensor, producer) is None:
             return ()
         dtype = getattr(torch, tensor.dtype)
         value = torch.empty(tensor.shape, dtype=dtype, device="meta")
@@ -94,8 +95,8 @@ class AbstractEncoding(AbstractWay):
         cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
     ) -> Saving | None:
         """Nothing is known of what it takes where `costs` are missing."""
-        held_bytes = cls.held_bytes(tensor) if _is_dense(tensor) else None
-        if held_bytes is None or not producer.is_forward:
+        held_bytes = cls._bytes_held(tensor, producer)
+        if held_bytes is None:
             return None
         put, get = costs or (RunCost(), RunCost())
         return Saving(

@@ -224,6 +224,11 @@ def test_parts_are_frozen_thawed_and_hooked_on_the_way():
     check_planned(handle.report())
 
 
+def through(called):
+    """Gradients by calling something that stands for the model that is trained."""
+    return lambda model, step: backward_of_batch(called, step)
+
+
 @pytest.mark.parametrize("how", ["in place", "wrapped"])
 def test_models_that_were_compiled_before(how):
     model = Net()
@@ -239,12 +244,7 @@ def test_models_that_were_compiled_before(how):
     optimizer = sgd(model)
     handle = legroom.fit(called, activations="60%", optimizer=optimizer)
 
-    def gradients(trained, step):
-        loss = called(*batch(step))
-        loss.backward()
-        return loss
-
-    actual = train(model, gradients, optimizer)
+    actual = train(model, through(called), optimizer)
     assert first_difference(expected, actual) is None
     check_planned(handle.report())
     handle.undo()
@@ -259,12 +259,7 @@ def test_a_model_that_is_compiled_afterwards_is_planned_all_the_same():
     handle = legroom.fit(model, activations="60%", optimizer=optimizer)
     compiled = torch.compile(model, backend="eager")
 
-    def gradients(trained, step):
-        loss = compiled(*batch(step))
-        loss.backward()
-        return loss
-
-    actual = train(model, gradients, optimizer)
+    actual = train(model, through(compiled), optimizer)
     assert first_difference(expected, actual) is None
     check_planned(handle.report())
 
@@ -288,12 +283,7 @@ def test_as_a_backend_of_torch_compile():
     optimizer = sgd(model)
     compiled = torch.compile(model, backend="legroom", options={"activations": "60%"})
 
-    def gradients(trained, step):
-        loss = compiled(*batch(step))
-        loss.backward()
-        return loss
-
-    actual = train(model, gradients, optimizer)
+    actual = train(model, through(compiled), optimizer)
     assert first_difference(expected, actual) is None
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom import ways
-from legroom.capture import Kind, OperationInfo, Phase, TensorInfo, arguments_of
-from legroom.ways import FUNCTIONAL, AbstractEncoding, Exactness, RunCost
+from legroom.capture import FUNCTIONAL, Kind, OperationInfo, Phase, TensorInfo, arguments_of
+from legroom.ways import AbstractEncoding, Exactness, RunCost
 
 ENCODINGS = [name for name in ways.names() if issubclass(ways.get(name), AbstractEncoding)]
 DTYPES = (

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, final
 
 from torch import fx
 
+from legroom.capture import FUNCTIONAL
 from legroom.errors import TorchInterfaceError, UsageError
 from legroom.registry import unknown_name
-from legroom.ways import FUNCTIONAL, Exactness
+from legroom.ways import Exactness
 
 _TESTED = "2.13.0"
 
