@@ -2,6 +2,8 @@
 
 import copy
 
+import pytest
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -43,3 +45,24 @@ def test_masks_are_held_as_bits():
     report = handle.report()
     assert report.measured_peak_bytes <= report.budget_bytes
     assert "bits" in report.ways
+
+
+def test_compiled_kernels_decode_too():
+    model = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.04), nn.ReLU(), nn.Linear(256, 64))
+    value = torch.randn(512, 64)
+
+    def losses(trained):
+        torch.manual_seed(1)
+        optimizer, found = sgd(trained), []
+        for _ in range(3):
+            loss = trained(value).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    expected = losses(copy.deepcopy(model))
+    handle = legroom.fit(model, budget="floor", executor="inductor", exactness="rounding")
+    assert losses(model) == pytest.approx(expected, rel=1e-5)
+    assert "bits" in handle.report().ways

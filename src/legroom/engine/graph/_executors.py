@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar, final
 
@@ -75,6 +76,7 @@ class Inductor(Executor):
         The plan was made before: what it drops stays dropped, what it runs again stays run again.
         """
         try:
+            from torch._guards import detect_fake_mode
             from torch._inductor import config
             from torch._inductor.compile_fx import compile_fx_inner
             from torch._inductor.decomposition import select_decomp_table
@@ -85,7 +87,9 @@ class Inductor(Executor):
             ) from None
         with config.patch(fallback_random=True):
             table = {**select_decomp_table(), **FUNCTIONAL}
-            decomposed = make_fx(graph, decomposition_table=table)(*inputs)
+            # Constants that decompositions make must have no memory either.
+            with detect_fake_mode(inputs) or contextlib.nullcontext():
+                decomposed = make_fx(graph, decomposition_table=table)(*inputs)
             compiled: Any = compile_fx_inner(decomposed, inputs)
         return compiled  # type: ignore[no-any-return]
 
