@@ -213,7 +213,8 @@ class _Sweep:
             address = header if header in self._shared else event.address
             gone = self._release(address, event.time_ns)
             # Where an earlier profiler saw it allocated, its release is reported as well as found.
-            if gone is None and event.address not in self._found_dead:
+            # What died before the first boundary had died before the balance was taken.
+            if gone is None and self.boundaries_ns and event.address not in self._found_dead:
                 self.unmatched_bytes -= event.delta_bytes
 
     def _note_birth(self, block: Block) -> None:

@@ -180,6 +180,13 @@ def test_a_release_of_something_unseen_is_reported():
     assert script.ledger().unmatched_bytes == 40
 
 
+def test_a_release_before_the_opening_balance_concerns_nobody():
+    script = Script()
+    script.change(99, -40)
+    script.mark(Tag.BOUNDARY)
+    assert script.ledger().unmatched_bytes == 0
+
+
 @st.composite
 def histories(draw):
     """Allocations and releases in random operations and phases, over an opening balance."""
