@@ -94,6 +94,7 @@ class InfeasibleBudgetError(LegroomError):
     Attributes:
         budget_bytes: What was asked for.
         floor_bytes: The lowest peak that a plan with the enabled ways reaches.
+        enough_bytes: A budget that works: the floor, and some room if a step is to run in it.
         largest: What is alive at that peak, the largest first: `"3.00 MiB lm_head.addmm"`.
         remedies: What else would lower it: a way that is not enabled, another exactness.
     """
@@ -105,15 +106,27 @@ class InfeasibleBudgetError(LegroomError):
         floor_bytes: int,
         largest: tuple[str, ...] = (),
         remedies: tuple[str, ...] = (),
+        room_bytes: int = 0,
     ) -> None:
         self.budget_bytes, self.floor_bytes = budget_bytes, floor_bytes
+        self.enough_bytes = floor_bytes + room_bytes
         self.largest, self.remedies = largest, remedies
         lowest = f"{_in_mib(floor_bytes)} ({floor_bytes} bytes)"
         alive = f"  largest live tensors at that peak: {', '.join(largest)}\n" if largest else ""
-        tries = (f"a budget of at least {floor_bytes} bytes", "a smaller batch", *remedies)
+        tries = (f"a budget of at least {self.enough_bytes} bytes", "a smaller batch", *remedies)
         super().__init__(
             f"no plan fits {_in_mib(budget_bytes)}: with every enabled way the step still "
             f"peaks at {lowest}.\n{alive}  try: {', or '.join(tries)}"
+        )
+
+    def with_room(self, room_bytes: int) -> InfeasibleBudgetError:
+        """The same error, naming a budget with so much room above the floor."""
+        return InfeasibleBudgetError(
+            budget_bytes=self.budget_bytes,
+            floor_bytes=self.floor_bytes,
+            largest=self.largest,
+            remedies=self.remedies,
+            room_bytes=room_bytes,
         )
 
 

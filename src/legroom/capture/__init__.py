@@ -32,6 +32,7 @@ from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dty
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
+from legroom.capture._nodes import is_tangent
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
 from legroom.capture._rnn import rnn_operations
@@ -79,6 +80,7 @@ __all__ = [
     "is_in_transform",
     "is_model_code",
     "is_out_of_memory",
+    "is_tangent",
     "is_user_code",
     "kept_out_of_the_script",
     "nested_tensors",

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from legroom.capture._fuse import fuse
+from legroom.capture._nodes import is_tangent, nodes_of_backward
 from legroom.capture._signature import signature_of
 from legroom.capture._sites import is_model_code, line_of
 
@@ -122,13 +124,14 @@ def read_joint_graph(
     module_path: Callable[[str], str | None],
     root: str,
 ) -> PieceCode:
-    """The piece that a joint graph describes.
+    """The piece that a joint graph describes; the graph is changed first, see Note [Fusing].
 
     Args:
         num_forward_outputs: How many of the graph's outputs forward returns.
         module_path: Path of the module that TorchDynamo knows by a key; None if unknown.
         root: Path of the module that was called.
     """
+    fuse(joint)
     return _Reader(joint, module_path, root).read(num_forward_outputs)
 
 
@@ -172,10 +175,7 @@ class _Reader:
         self, nodes: list[fx.Node], outputs: list[Any], num_forward_outputs: int
     ) -> tuple[set[fx.Node], set[fx.Node]]:
         """Nodes of forward, and all nodes that something depends on."""
-        late = set()
-        for node in nodes:
-            if _is_tangent(node) or any(source in late for source in node.all_input_nodes):
-                late.add(node)
+        late = nodes_of_backward(nodes)
         # Random numbers that nobody reads are drawn all the same: those after them depend on it.
         writers = [node for node in nodes if _is_mutable(node) or _is_random(node)]
         forward = _ancestors(
@@ -196,7 +196,7 @@ class _Reader:
             if number is not None:
                 self._code.constants[number] = value
                 node.meta.setdefault("val", value)
-        elif _is_tangent(node):
+        elif is_tangent(node):
             if number is not None:
                 self._code.tangents[node.name] = number
         else:
@@ -311,10 +311,6 @@ def _flat(value: Any) -> Iterator[Any]:
 
 def _has_storage(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def _is_tangent(node: fx.Node) -> bool:
-    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def _is_mutable(node: fx.Node) -> bool:

@@ -152,14 +152,22 @@ def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, P
         aim = budget_bytes - slack_bytes
         return planner.plan(aim), planner.programs(aim)
     except InfeasibleBudgetError:
+        pass
+    try:
         return planner.plan(budget_bytes), planner.programs(budget_bytes)
+    except InfeasibleBudgetError as error:
+        raise error.with_room(_room_above(error.floor_bytes)) from None
+
+
+def _room_above(floor_bytes: int) -> int:
+    return max(_SLACK_BYTES, floor_bytes // _SLACK_SHARE)
 
 
 def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int) -> int:
     """What a budget means, with so much outside the plan."""
     if budget.is_floor or budget.is_free:
         inside = planner.bytes_of(budget)
-        return inside + max(_SLACK_BYTES, inside // _SLACK_SHARE) + outside_bytes
+        return inside + _room_above(inside) + outside_bytes
     plain = planner.plain
     return budget.resolve(plain.peak_bytes + outside_bytes, plain.state_bytes)
 

@@ -221,12 +221,12 @@ def test_fitted_models_train_the_same(part):
     )
     @given(recipes(), st.integers(1, 99))
     def check(recipe, share):
-        floor_bytes = None
+        enough_bytes = None
         try:
             check_fitted(recipe, activations=f"{share}%")
         except InfeasibleBudgetError as error:
-            floor_bytes = error.floor_bytes
-        if floor_bytes is not None:  # here, since the error keeps its model alive
-            check_fitted(recipe, budget=floor_bytes)
+            enough_bytes = error.enough_bytes
+        if enough_bytes is not None:  # here, since the error keeps its model alive
+            check_fitted(recipe, budget=enough_bytes)
 
     check()

@@ -31,7 +31,7 @@ import torch
 from torch import fx
 
 from legroom import variants, ways
-from legroom.capture import PieceCode, unread_places
+from legroom.capture import PieceCode, is_tangent, unread_places
 from legroom.engine.graph._random import random_state, run_with_state
 from legroom.errors import LegroomError
 from legroom.plan import PieceProgram
@@ -276,7 +276,7 @@ class _Splitter:
         found = self._env.get(node)
         if found is not None:
             return found
-        if node.op == "placeholder" and _is_tangent(node):
+        if node.op == "placeholder" and is_tangent(node):
             return self._input(node)
         if node.op == "placeholder" or self._is_kept(node):
             self._saved.append(node)
@@ -301,7 +301,7 @@ class _Splitter:
 
     def _add_inputs(self) -> None:
         """All inputs at the front, in AOTAutograd's order: what was saved, then the tangents."""
-        tangents = [node for node in self._joint.graph.nodes if _is_tangent(node)]
+        tangents = [node for node in self._joint.graph.nodes if is_tangent(node)]
         for node in tangents:
             self._value(node)
         # AOTAutograd wants what custom functions put on their context at the end.
@@ -327,7 +327,7 @@ class _Splitter:
         due = self._due_after(needed)
         held: dict[fx.Node, fx.Node] = {}
         for node in self._joint.graph.nodes:
-            if node.op == "placeholder" and not _is_tangent(node):
+            if node.op == "placeholder" and not is_tangent(node):
                 env[node] = graph.node_copy(node)
         for node in checked:
             if (
@@ -397,10 +397,6 @@ def _maker(node: fx.Node) -> fx.Node:
     whole = node.args[0] if _is_part(node) else node
     assert isinstance(whole, fx.Node), "bug in legroom: a part of nothing"
     return whole
-
-
-def _is_tangent(node: fx.Node) -> bool:
-    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def _is_unchecked(node: fx.Node) -> bool:

@@ -1,0 +1,322 @@
+"""Several operations on the same elements as one, carried out block by block.
+
+In go tensors and a program: which of PyTorch's operations to apply to their elements, in which
+order; out comes the last one's result. `legroom::fused` runs it on blocks that stay in the cache,
+with the same kernels, so what comes out has the same bits and nothing in between fills memory.
+See Note [Fused].
+"""
+
+# Note [Fused]
+# 1. The first tensor given has the shape and the strides of the result. The others have them too,
+#    or are broadcast to it: their dimensions up to some place, the same for all, are those of the
+#    result or of size one, and so are those from there on; then the result is contiguous.
+# 2. Only operations are fused whose result for an element depends on nothing but that element's
+#    operands. PyTorch takes eight or more at once and what is left over one by one; sigmoid, gelu,
+#    and the gradients of gelu and silu then round otherwise, and the larger of 0.0 and -0.0 is
+#    another. They stay what they are.
+# 3. Blocks are for processors with caches: on other devices nothing is fused.
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legroom.capture._operations import FUNCTIONAL, LIBRARY
+
+_BLOCK = 1 << 17
+"""Elements of a block at most: a few such tensors are what a core's caches hold."""
+_FEWEST_BLOCKS = 8
+"""So that what lies in between is small beside the result."""
+_SMALLEST_BLOCK = 1 << 12
+
+_Writer = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fusible:
+    """How an operation on elements can be part of a fused one.
+
+    Attributes:
+        write: Writes the operation's result into the tensor handed in as `out`, which may be one
+            of its operands.
+        is_costly: Whether running it again takes longer than reading its result.
+    """
+
+    write: _Writer
+    is_costly: bool = False
+
+
+def _gradient(overload: Any) -> _Writer:
+    def write(*args: Any, out: torch.Tensor) -> Any:
+        return overload(*args, grad_input=out)
+
+    return write
+
+
+def _copied(value: torch.Tensor, *, out: torch.Tensor, **kwargs: Any) -> Any:
+    return out.copy_(value)
+
+
+def _masked(value: torch.Tensor, mask: torch.Tensor, kept: float, *, out: torch.Tensor) -> Any:
+    return torch.mul(value, mask.to(out.dtype).div_(kept), out=out)
+
+
+def _fusible() -> dict[Any, Fusible]:
+    aten: Any = torch.ops.aten
+    cheap: dict[Any, _Writer] = {
+        torch.ops.legroom.apply_mask.default: _masked,
+        aten._to_copy.default: _copied,
+        aten.pow.Tensor_Scalar: aten.pow.Tensor_Scalar_out,
+        aten.where.self: aten.where.self_out,
+        aten.masked_fill.Scalar: aten.masked_fill.Scalar_out,
+        aten.rsub.Scalar: aten.rsub.Scalar_out,
+    }
+    for packet in (aten.neg, aten.abs, aten.relu, aten.logical_not, aten.bitwise_not, aten.clamp,
+                   aten.clamp_min, aten.clamp_max):  # fmt: skip
+        cheap[packet.default] = packet.out
+    for packet in (aten.add, aten.sub, aten.mul, aten.div):
+        cheap[packet.Tensor] = packet.out
+        cheap[packet.Scalar] = packet.Scalar_out
+    for packet in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.bitwise_and,
+                   aten.bitwise_or):  # fmt: skip
+        cheap[packet.Tensor] = packet.Tensor_out
+        cheap[packet.Scalar] = packet.Scalar_out
+    for packet in (aten.threshold_backward, aten.tanh_backward, aten.sigmoid_backward):
+        cheap[packet.default] = _gradient(packet.grad_input)
+    costly = {
+        packet.default: packet.out
+        for packet in (aten.exp, aten.expm1, aten.log, aten.log1p, aten.sqrt, aten.reciprocal,
+                       aten.sin, aten.cos, aten.tanh, aten.erf)
+    }  # fmt: skip
+    made = {operation: Fusible(write) for operation, write in cheap.items()}
+    return made | {operation: Fusible(write, is_costly=True) for operation, write in costly.items()}
+
+
+FUSIBLE: dict[Any, Fusible] = _fusible()
+"""The operations that can be part of a fused one; see Note [Fused], rule 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a program.
+
+    Attributes:
+        operation: One of `FUSIBLE`.
+        args: Its arguments; in place of a tensor, `Place`. There are none among `kwargs`.
+        dtype: Type of what it returns.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dtype: torch.dtype
+
+    def reads(self) -> Iterator[int]:
+        """The places of what it reads."""
+        for value in self.args:
+            if isinstance(value, Place):
+                yield value.number
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which tensor an argument is: those given are numbered first, then each step's result."""
+
+    number: int
+
+
+def write_program(steps: Sequence[Step]) -> str:
+    """A program as one line of JSON: it says what a fused operation does, and so names it."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, Place):
+            return {"v": value.number}
+        return {"c": str(value)} if isinstance(value, torch.dtype) else value
+
+    return json.dumps(
+        [
+            [
+                str(step.operation),
+                [written(value) for value in step.args],
+                {key: written(value) for key, value in step.kwargs.items()},
+                str(step.dtype),
+            ]
+            for step in steps
+        ],
+        separators=(",", ":"),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def read_program(text: str) -> tuple[Step, ...]:
+    """The steps that `write_program` wrote down."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, dict):
+            return Place(value["v"]) if "v" in value else _dtype(value["c"])
+        return value
+
+    return tuple(
+        Step(
+            _operation(name),
+            tuple(read(value) for value in args),
+            {key: read(value) for key, value in kwargs.items()},
+            _dtype(dtype),
+        )
+        for name, args, kwargs, dtype in json.loads(text)
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name.removeprefix("torch."))  # type: ignore[no-any-return]
+
+
+def _operation(name: str) -> Any:
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def place_to_cut(shape: Sequence[int], others: Iterable[Sequence[int]]) -> int | None:
+    """Where to cut a shape in two so that every other is broadcast to whole parts of it.
+
+    See Note [Fused], rule 1. None where there is no such place.
+    """
+    padded = [(1,) * (len(shape) - len(other)) + tuple(other) for other in others]
+    for place in range(len(shape) + 1):
+        parts = (slice(None, place), slice(place, None))
+        if all(
+            other[part] == tuple(shape[part]) or set(other[part]) <= {1}
+            for other in padded
+            for part in parts
+        ):
+            return place
+    return None
+
+
+def run_whole(given: Sequence[torch.Tensor], program: str) -> torch.Tensor:
+    """What a program returns, one operation after the other."""
+    values = list(given)
+    for step in read_program(program):
+        args = (values[arg.number] if isinstance(arg, Place) else arg for arg in step.args)
+        values.append(step.operation(*args, **step.kwargs))
+    return values[-1]
+
+
+def _run_in_blocks(given: list[torch.Tensor], program: str) -> torch.Tensor:
+    schedule = _schedule_of(program, len(given))
+    result = _empty_result(given, program)
+    if not result.numel():
+        return result
+    if all(_is_alike(each, result) for each in given if each.dim()):
+        cut = [_in_memory_order(each) for each in (*given, result)]
+    else:
+        place = place_to_cut(result.shape, [each.shape for each in given])
+        assert place is not None, "bug in legroom: what was fused cannot be broadcast"
+        cut = [_in_two(each, result.dim(), place) for each in (*given, result)]
+    num_rows, *width = cut[-1].shape
+    height = min(num_rows, max(1, _block_size(result.numel()) // math.prod(width)))
+    starts = range(0, num_rows, height)
+    blocks = [
+        torch.split(each, height)
+        if each.dim() and each.shape[0] == num_rows
+        else (each,) * len(starts)
+        for each in cut
+    ]
+    buffers = [
+        torch.empty((height, *width), dtype=each, device=result.device) for each in schedule.buffers
+    ]
+    for *operands, out in zip(*blocks, strict=True):
+        if out.shape[0] < height:
+            buffers = [each[: out.shape[0]] for each in buffers]
+        schedule.run(operands, out, buffers)
+    return result
+
+
+def _block_size(count: int) -> int:
+    return min(_BLOCK, max(_SMALLEST_BLOCK, count // _FEWEST_BLOCKS))
+
+
+def _empty_result(given: list[torch.Tensor], program: str) -> torch.Tensor:
+    like = given[0]
+    dtype = read_program(program)[-1].dtype
+    return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=like.device)
+
+
+def _is_alike(value: torch.Tensor, result: torch.Tensor) -> bool:
+    return value.shape == result.shape and value.stride() == result.stride()
+
+
+def _in_memory_order(value: torch.Tensor) -> torch.Tensor:
+    """The elements one after the other as they lie there; a single number as it is."""
+    if not value.dim():
+        return value
+    return value.as_strided((value.numel(),), (1,), value.storage_offset())
+
+
+def _in_two(value: torch.Tensor, num_dims: int, place: int) -> torch.Tensor:
+    if not value.dim():
+        return value
+    missing = num_dims - value.dim()
+    rows = math.prod(value.shape[: max(0, place - missing)])
+    return value.reshape(rows, value.numel() // rows if rows else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """A program with a buffer for each result; one serves again when nothing reads it any more.
+
+    Attributes:
+        calls: What writes, its arguments, and the number of the buffer; -1 for the result.
+        buffers: The types of the buffers.
+    """
+
+    calls: tuple[tuple[_Writer, tuple[Any, ...], dict[str, Any], int], ...]
+    buffers: tuple[torch.dtype, ...]
+
+    def run(
+        self, operands: Sequence[torch.Tensor], out: torch.Tensor, buffers: Sequence[torch.Tensor]
+    ) -> None:
+        """Carry it out on one block."""
+        values = [*operands]
+        for write, args, kwargs, number in self.calls:
+            written = out if number < 0 else buffers[number]
+            read = [values[arg.number] if type(arg) is Place else arg for arg in args]
+            write(*read, out=written, **kwargs)
+            values.append(written)
+
+
+@functools.lru_cache(maxsize=4096)
+def _schedule_of(program: str, num_given: int) -> _Schedule:
+    steps = read_program(program)
+    last_read = {place: number for number, step in enumerate(steps) for place in step.reads()}
+    buffers: list[torch.dtype] = []
+    free: list[int] = []
+    buffer_of: dict[int, int] = {}
+    calls = []
+    for number, step in enumerate(steps):
+        for place in set(step.reads()):
+            if place >= num_given and last_read[place] == number:
+                free.append(buffer_of[place])
+        chosen = -1
+        if number < len(steps) - 1:
+            chosen = next((each for each in free if buffers[each] is step.dtype), len(buffers))
+            if chosen < len(buffers):
+                free.remove(chosen)
+            else:
+                buffers.append(step.dtype)
+            buffer_of[num_given + number] = chosen
+        calls.append((FUSIBLE[step.operation].write, step.args, step.kwargs, chosen))
+    return _Schedule(tuple(calls), tuple(buffers))
+
+
+LIBRARY.define("fused(Tensor[] given, str program) -> Tensor")
+LIBRARY.impl("fused", _run_in_blocks, "CPU")
+LIBRARY.impl("fused", _empty_result, "Meta")
+FUSED: Any = torch.ops.legroom.fused.default
+FUNCTIONAL[FUSED] = run_whole
