@@ -10,7 +10,9 @@ from legroom.errors import UsageError
 from legroom.registry import Registry
 from legroom.ways._bits import Bits
 from legroom.ways._encoding import AbstractEncoding
+from legroom.ways._float import BFloat16, Float8Fine, Float8Wide, Float10, Float16
 from legroom.ways._hold import Hold
+from legroom.ways._integer import Integer2, Integer4, Integer8
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
 from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
@@ -19,9 +21,17 @@ __all__ = [
     "AbstractEncoding",
     "AbstractTechnique",
     "AbstractWay",
+    "BFloat16",
     "Bits",
     "Exactness",
+    "Float8Fine",
+    "Float8Wide",
+    "Float10",
+    "Float16",
     "Hold",
+    "Integer2",
+    "Integer4",
+    "Integer8",
     "Remake",
     "Replay",
     "RunCost",
@@ -40,6 +50,14 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Remake,
         Replay,
         Bits,
+        BFloat16,
+        Float16,
+        Float10,
+        Float8Fine,
+        Float8Wide,
+        Integer8,
+        Integer4,
+        Integer2,
     ),
 )
 register, unregister, names, get = _WAYS.register, _WAYS.unregister, _WAYS.names, _WAYS.get

@@ -56,6 +56,15 @@ def in_memory_order(value: torch.Tensor) -> torch.Tensor:
     return value.as_strided((value.numel(),), (1,), value.storage_offset())
 
 
+def within(value: torch.Tensor, largest: float, *, infinity: float | None = None) -> torch.Tensor:
+    """Numbers no larger than the largest that can be held; infinities stay, or become another.
+
+    An infinity in place of a number would make every gradient after it worthless.
+    """
+    kept = value if infinity is None else infinity
+    return torch.where(value.isinf(), kept, value.clamp(-largest, largest))
+
+
 class AbstractEncoding(AbstractWay):
     """A way that holds a tensor in another form.
 

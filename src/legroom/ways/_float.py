@@ -1,0 +1,189 @@
+"""Hold a tensor with fewer bits for each number, rounded after its last use in forward.
+
+Forward computes with all of them; only backward sees what was rounded. See Note [Fewer bits].
+"""
+
+# Note [Fewer bits]
+# 1. Numbers beyond the largest that the narrower type has become that one: an infinity would make
+#    every gradient after it infinite or not a number. Infinities themselves stay what they are;
+#    in e4m3, which has none, they are not a number.
+# 2. Encoding goes block by block, so that nothing of the tensor's own size is needed meanwhile.
+# 3. Ten bits are a sign, five of exponent and four of fraction, the first ten of a float16. Eight
+#    of each number lie in one part, two in another, four numbers to a byte.
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, final
+
+import torch
+from torch.nn.functional import pad
+
+from legroom.capture import TensorInfo
+from legroom.ways._encoding import AbstractEncoding, define, in_memory_order, within
+from legroom.ways._way import Exactness
+
+_BLOCK = 1 << 16
+_LARGEST_OF_TEN_BITS = 63488.0  # (2 - 1/16) * 2**15
+
+
+def _narrowed(kept: torch.dtype) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """Encoding into a type of PyTorch's: block by block, and for compilers."""
+    narrow = functools.partial(
+        within,
+        largest=torch.finfo(kept).max,
+        infinity=math.nan if kept is torch.float8_e4m3fn else None,
+    )
+
+    def whole(value: torch.Tensor) -> torch.Tensor:
+        return narrow(in_memory_order(value)).to(kept)
+
+    def by_blocks(value: torch.Tensor) -> torch.Tensor:
+        flat = in_memory_order(value)
+        held = torch.empty(flat.shape, dtype=kept, device=flat.device)
+        for block, out in zip(flat.split(_BLOCK), held.split(_BLOCK), strict=True):  # type: ignore[no-untyped-call]
+            out.copy_(narrow(block))
+        return held
+
+    return by_blocks, whole
+
+
+def _widened(
+    held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return held.to(dtype).as_strided(size, stride)
+
+
+def _put_ten_bits(value: torch.Tensor) -> torch.Tensor:
+    flat = in_memory_order(value)
+    count = flat.numel()
+    held = torch.empty(_bytes_of_ten_bits(count), dtype=torch.uint8, device=flat.device)
+    for start in range(0, count, _BLOCK):
+        codes = _ten_bits(flat[start : start + _BLOCK])
+        held[start : start + codes.numel()] = codes & 0xFF
+        packed = _two_bits_packed(codes >> 8)
+        first = count + start // 4
+        held[first : first + packed.numel()] = packed
+    return held
+
+
+def _put_ten_bits_functional(value: torch.Tensor) -> torch.Tensor:
+    codes = _ten_bits(in_memory_order(value))
+    return torch.cat([(codes & 0xFF).to(torch.uint8), _two_bits_packed(codes >> 8)])
+
+
+def _get_ten_bits(
+    held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    count = math.prod(size)
+    low, packed = held[:count].to(torch.int32), held[count:].to(torch.int32)
+    places = torch.arange(0, 8, 2, dtype=torch.int32, device=held.device)
+    high = ((packed.unsqueeze(1) >> places) & 3).view(-1)[:count]
+    halves = ((low | (high << 8)) << 6).to(torch.int16).view(torch.float16)
+    return halves.to(dtype).as_strided(size, stride)
+
+
+def _ten_bits(value: torch.Tensor) -> torch.Tensor:
+    """The first ten bits of each number as a float16, rounded to the nearest, to even in a tie."""
+    halves = within(value, _LARGEST_OF_TEN_BITS).to(torch.float16)
+    bits = halves.view(torch.int16).to(torch.int32) & 0xFFFF
+    rounded = (bits + 31 + ((bits >> 6) & 1)) >> 6
+    return torch.where(halves.isfinite(), rounded, bits >> 6)
+
+
+def _two_bits_packed(codes: torch.Tensor) -> torch.Tensor:
+    rows = pad(codes, (0, -codes.numel() % 4)).view(-1, 4)
+    places = torch.arange(0, 8, 2, dtype=torch.int32, device=codes.device)
+    return (rows << places).sum(1).to(torch.uint8)
+
+
+def _bytes_of_ten_bits(count: int) -> int:
+    return count + -(-count // 4)
+
+
+class _AbstractFloat(AbstractEncoding):
+    """A floating-point tensor with fewer bits.
+
+    Attributes:
+        num_bits: Of one number.
+    """
+
+    exactness = Exactness.LOSSY
+    num_bits: ClassVar[int]
+
+    @classmethod
+    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+        """Applies to floating-point numbers that have more bits."""
+        dtype: Any = getattr(torch, tensor.dtype)
+        if not dtype.is_floating_point or 8 * dtype.itemsize <= cls.num_bits:
+            return None
+        count = tensor.num_bytes // dtype.itemsize
+        return _bytes_of_ten_bits(count) if cls.num_bits == 10 else count * cls.num_bits // 8
+
+
+@final
+class BFloat16(_AbstractFloat):
+    """The range of float32 with eight bits of precision."""
+
+    name = "bfloat16"
+    summary = "hold numbers as bfloat16: the range of float32, two or three decimal digits"
+    origin = "Gist (delayed precision reduction)"
+    costs = "half the bytes of float32; gradients off by about one part in 500"
+    num_bits = 16
+    _by_blocks, _whole = _narrowed(torch.bfloat16)
+    put, get = define("bfloat16", _by_blocks, _widened, functional_put=_whole)
+
+
+@final
+class Float16(_AbstractFloat):
+    """Three decimal digits, up to 65504."""
+
+    name = "float16"
+    summary = "hold numbers as float16: three decimal digits, up to 65504"
+    origin = "Gist (delayed precision reduction)"
+    costs = "half the bytes of float32; gradients off by about one part in 4000"
+    num_bits = 16
+    _by_blocks, _whole = _narrowed(torch.float16)
+    put, get = define("float16", _by_blocks, _widened, functional_put=_whole)
+
+
+@final
+class Float10(_AbstractFloat):
+    """One sign, five bits of exponent, four of fraction."""
+
+    name = "float10"
+    summary = "hold numbers with ten bits: one and a half decimal digits, up to 63488"
+    origin = "Gist (10-bit floating point)"
+    costs = "under a third of the bytes of float32; gradients off by about one part in 60"
+    num_bits = 10
+    put, get = define(
+        "float10", _put_ten_bits, _get_ten_bits, functional_put=_put_ten_bits_functional
+    )
+
+
+@final
+class Float8Wide(_AbstractFloat):
+    """Five bits of exponent, two of fraction."""
+
+    name = "float8-e5m2"
+    summary = "hold numbers with eight bits, five of exponent and two of fraction"
+    origin = "Gist (8-bit floating point)"
+    costs = "a quarter of the bytes of float32; gradients off by about one part in 15"
+    num_bits = 8
+    _by_blocks, _whole = _narrowed(torch.float8_e5m2)
+    put, get = define("float8_e5m2", _by_blocks, _widened, functional_put=_whole)
+
+
+@final
+class Float8Fine(_AbstractFloat):
+    """Four bits of exponent, three of fraction."""
+
+    name = "float8-e4m3"
+    summary = "hold numbers with eight bits, four of exponent and three of fraction, up to 448"
+    origin = "Gist (8-bit floating point)"
+    costs = "a quarter of the bytes of float32; gradients off by about one part in 30"
+    num_bits = 8
+    _by_blocks, _whole = _narrowed(torch.float8_e4m3fn)
+    put, get = define("float8_e4m3", _by_blocks, _widened, functional_put=_whole)
