@@ -30,6 +30,7 @@ from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
+from legroom.capture._kernels import kernel_compiler
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
 from legroom.capture._nodes import is_tangent
@@ -83,6 +84,7 @@ __all__ = [
     "is_tangent",
     "is_user_code",
     "kept_out_of_the_script",
+    "kernel_compiler",
     "nested_tensors",
     "nodes_behind",
     "observe_backward",

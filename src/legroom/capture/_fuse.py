@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from legroom.capture._fused import FUSED, FUSIBLE, Place, Step, place_to_cut, write_program
+from legroom.capture._fused import FUSED, FUSIBLE, place_to_cut
 from legroom.capture._nodes import nodes_of_backward
+from legroom.capture._program import Place, Step, write_program
 
 _NUMBERS = (bool, int, float)
 _WORDS = (*_NUMBERS, torch.dtype, torch.device, torch.layout)
@@ -151,7 +152,7 @@ class _Fuser:
 
     def _make(self, node: fx.Node) -> None:
         group = self._groups[node]
-        if len(group.members) == 1:
+        if len(group.members) == 1 and not FUSIBLE[node.target].is_several:
             return
         # The first one given has the shape of the result.
         given = sorted(group.sources, key=lambda each: not _is_like(each, node))

@@ -1,9 +1,9 @@
 """Several operations on the same elements as one, carried out block by block.
 
 In go tensors and a program: which of PyTorch's operations to apply to their elements, in which
-order; out comes the last one's result. `legroom::fused` runs it on blocks that stay in the cache,
-with the same kernels, so what comes out has the same bits and nothing in between fills memory.
-See Note [Fused].
+order; out comes the last one's result. `legroom::fused` runs it in one loop that was compiled, or
+on blocks that stay in the cache with PyTorch's own kernels. Either way what comes out has the same
+bits, and nothing in between fills memory. See Note [Fused].
 """
 
 # Note [Fused]
@@ -19,15 +19,16 @@ See Note [Fused].
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from legroom.capture._kernels import kernel_of
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
+from legroom.capture._program import Place, read_program
 
 _BLOCK = 1 << 17
 """Elements of a block at most: a few such tensors are what a core's caches hold."""
@@ -46,10 +47,12 @@ class Fusible:
         write: Writes the operation's result into the tensor handed in as `out`, which may be one
             of its operands.
         is_costly: Whether running it again takes longer than reading its result.
+        is_several: Whether it goes through memory several times, so that even alone it gains.
     """
 
     write: _Writer
     is_costly: bool = False
+    is_several: bool = False
 
 
 def _gradient(overload: Any) -> _Writer:
@@ -70,7 +73,6 @@ def _masked(value: torch.Tensor, mask: torch.Tensor, kept: float, *, out: torch.
 def _fusible() -> dict[Any, Fusible]:
     aten: Any = torch.ops.aten
     cheap: dict[Any, _Writer] = {
-        torch.ops.legroom.apply_mask.default: _masked,
         aten._to_copy.default: _copied,
         aten.pow.Tensor_Scalar: aten.pow.Tensor_Scalar_out,
         aten.where.self: aten.where.self_out,
@@ -95,91 +97,13 @@ def _fusible() -> dict[Any, Fusible]:
                        aten.sin, aten.cos, aten.tanh, aten.erf)
     }  # fmt: skip
     made = {operation: Fusible(write) for operation, write in cheap.items()}
-    return made | {operation: Fusible(write, is_costly=True) for operation, write in costly.items()}
+    made |= {operation: Fusible(write, is_costly=True) for operation, write in costly.items()}
+    made[torch.ops.legroom.apply_mask.default] = Fusible(_masked, is_several=True)
+    return made
 
 
 FUSIBLE: dict[Any, Fusible] = _fusible()
 """The operations that can be part of a fused one; see Note [Fused], rule 2."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One operation of a program.
-
-    Attributes:
-        operation: One of `FUSIBLE`.
-        args: Its arguments; in place of a tensor, `Place`. There are none among `kwargs`.
-        dtype: Type of what it returns.
-    """
-
-    operation: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dtype: torch.dtype
-
-    def reads(self) -> Iterator[int]:
-        """The places of what it reads."""
-        for value in self.args:
-            if isinstance(value, Place):
-                yield value.number
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which tensor an argument is: those given are numbered first, then each step's result."""
-
-    number: int
-
-
-def write_program(steps: Sequence[Step]) -> str:
-    """A program as one line of JSON: it says what a fused operation does, and so names it."""
-
-    def written(value: Any) -> Any:
-        if isinstance(value, Place):
-            return {"v": value.number}
-        return {"c": str(value)} if isinstance(value, torch.dtype) else value
-
-    return json.dumps(
-        [
-            [
-                str(step.operation),
-                [written(value) for value in step.args],
-                {key: written(value) for key, value in step.kwargs.items()},
-                str(step.dtype),
-            ]
-            for step in steps
-        ],
-        separators=(",", ":"),
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def read_program(text: str) -> tuple[Step, ...]:
-    """The steps that `write_program` wrote down."""
-
-    def read(value: Any) -> Any:
-        if isinstance(value, dict):
-            return Place(value["v"]) if "v" in value else _dtype(value["c"])
-        return value
-
-    return tuple(
-        Step(
-            _operation(name),
-            tuple(read(value) for value in args),
-            {key: read(value) for key, value in kwargs.items()},
-            _dtype(dtype),
-        )
-        for name, args, kwargs, dtype in json.loads(text)
-    )
-
-
-def _dtype(name: str) -> torch.dtype:
-    return getattr(torch, name.removeprefix("torch."))  # type: ignore[no-any-return]
-
-
-def _operation(name: str) -> Any:
-    namespace, packet, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
 def place_to_cut(shape: Sequence[int], others: Iterable[Sequence[int]]) -> int | None:
@@ -208,8 +132,7 @@ def run_whole(given: Sequence[torch.Tensor], program: str) -> torch.Tensor:
     return values[-1]
 
 
-def _run_in_blocks(given: list[torch.Tensor], program: str) -> torch.Tensor:
-    schedule = _schedule_of(program, len(given))
+def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
     result = _empty_result(given, program)
     if not result.numel():
         return result
@@ -219,7 +142,18 @@ def _run_in_blocks(given: list[torch.Tensor], program: str) -> torch.Tensor:
         place = place_to_cut(result.shape, [each.shape for each in given])
         assert place is not None, "bug in legroom: what was fused cannot be broadcast"
         cut = [_in_two(each, result.dim(), place) for each in (*given, result)]
-    num_rows, *width = cut[-1].shape
+    kernel = kernel_of(program, cut)
+    if kernel is not None:
+        kernel(cut)
+    else:
+        _run_in_blocks(program, cut)
+    return result
+
+
+def _run_in_blocks(program: str, cut: list[torch.Tensor]) -> None:
+    schedule = _schedule_of(program, len(cut) - 1)
+    result = cut[-1]
+    num_rows, *width = result.shape
     height = min(num_rows, max(1, _block_size(result.numel()) // math.prod(width)))
     starts = range(0, num_rows, height)
     blocks = [
@@ -235,7 +169,6 @@ def _run_in_blocks(given: list[torch.Tensor], program: str) -> torch.Tensor:
         if out.shape[0] < height:
             buffers = [each[: out.shape[0]] for each in buffers]
         schedule.run(operands, out, buffers)
-    return result
 
 
 def _block_size(count: int) -> int:
@@ -316,7 +249,7 @@ def _schedule_of(program: str, num_given: int) -> _Schedule:
 
 
 LIBRARY.define("fused(Tensor[] given, str program) -> Tensor")
-LIBRARY.impl("fused", _run_in_blocks, "CPU")
+LIBRARY.impl("fused", _run, "CPU")
 LIBRARY.impl("fused", _empty_result, "Meta")
 FUSED: Any = torch.ops.legroom.fused.default
 FUNCTIONAL[FUSED] = run_whole

@@ -27,22 +27,11 @@ from typing import Any, final
 
 import torch
 
+from legroom.cache import cache_folder
+from legroom.capture import kernel_compiler
 from legroom.meter._costs import OperationTime
 
 _SCHEMA = "legroom.times/1"
-
-
-def cache_folder() -> Path:
-    """Where legroom keeps files between runs: `LEGROOM_CACHE_DIR`, or the user's cache folder.
-
-    Raises:
-        RuntimeError: No such variable is set and the user has no home.
-    """
-    if own := os.environ.get("LEGROOM_CACHE_DIR"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "legroom"
-    return Path.home() / ".cache" / "legroom"
 
 
 def surroundings_of(device: torch.device) -> dict[str, str]:
@@ -51,6 +40,7 @@ def surroundings_of(device: torch.device) -> dict[str, str]:
         "device": device_name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
+        "kernels": kernel_compiler() or "none",
         "measures": "time and workspace of every operation",
         "torch": str(torch.__version__),
         "matmul_precision": torch.get_float32_matmul_precision(),

@@ -3,8 +3,9 @@ import threading
 import pytest
 import torch
 
+from legroom.cache import cache_folder
 from legroom.meter import OperationTime
-from legroom.meter._time_cache import TimeCache, cache_folder, surroundings_of
+from legroom.meter._time_cache import TimeCache, surroundings_of
 
 HERE = {"device": "a test"}
 

@@ -1,0 +1,352 @@
+"""Fused operations as machine code: one loop over the elements, made by the C++ compiler.
+
+In goes a program and how its tensors lie in memory; out comes a function that computes its result,
+or None where there is no compiler or the program has something that is not written down here. Then
+the program runs block by block, with the same bits. See Note [Kernels].
+"""
+
+# Note [Kernels]
+# 1. Only what IEEE 754 defines to the last bit is compiled: sums, products, quotients, comparisons,
+#    choices. The compiler may neither contract a product and a sum nor reorder anything. Where
+#    PyTorch's own was compiled so that it does, both forms are tried on some numbers first.
+# 2. A kernel is a shared library without any header but the language's, so it takes a fraction of a
+#    second to make. It is kept in the cache folder, under a name that says what it was made from,
+#    by which compiler and for which processor.
+# 3. Large tensors are cut into as many parts as PyTorch has threads; ctypes lets go of the
+#    interpreter meanwhile.
+# 4. What goes wrong here makes nothing wrong, only slower. `LEGROOM_KERNELS=off` does without.
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import itertools
+import math
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legroom.cache import cache_folder
+from legroom.capture._program import Place, Step, read_program, write_program
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = (
+    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-std=c++17", "-shared", "-fPIC",
+)  # fmt: skip
+_SECONDS = 60
+_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char"}
+_FEWEST_PER_THREAD = 1 << 16
+
+Kernel = Callable[[Sequence[torch.Tensor]], None]
+"""Is called with what the program is given and its result, cut as in Note [Fused], rule 1."""
+
+
+# What operations are in C++ ----------------------------------------------------------------------
+
+
+class _NotWrittenError(Exception):
+    """Something that has no form here."""
+
+
+_Form = Callable[..., str]
+
+
+def _arithmetic(form: str) -> _Form:
+    def write(*values: str, alpha: float = 1) -> str:
+        if alpha != 1:
+            raise _NotWrittenError
+        return form.format(*values)
+
+    return write
+
+
+def _clamped(value: str, least: str = "", most: str = "") -> str:
+    made = f"({value} < {least} ? {least} : {value})" if least else value
+    return f"({made} > {most} ? {most} : {made})" if most else made
+
+
+def _forms() -> dict[Any, _Form]:
+    aten: Any = torch.ops.aten
+    made = {
+        aten.neg.default: "-{0}",
+        aten.abs.default: "__builtin_fabs({0})",
+        aten.relu.default: "({0} < 0 ? 0 : {0})",
+        aten.rsub.Scalar: "{1} - {0}",
+        aten.where.self: "({0} ? {1} : {2})",
+        aten.masked_fill.Scalar: "({1} ? {2} : {0})",
+        aten.threshold_backward.default: "({1} <= {2} ? 0 : {0})",
+        aten.sigmoid_backward.default: "{0} * (1 - {1}) * {1}",
+        aten.logical_not.default: "!{0}",
+        aten.bitwise_not.default: "!{0}",
+        torch.ops.legroom.apply_mask.default: "{0} * (({1} ? 1 : 0) / {2})",
+    }
+    signs = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<",
+             "le": "<=", "gt": ">", "ge": ">=", "bitwise_and": "&", "bitwise_or": "|"}  # fmt: skip
+    for name, sign in signs.items():
+        packet = getattr(aten, name)
+        made[packet.Tensor] = made[packet.Scalar] = f"{{0}} {sign} {{1}}"
+    return {operation: _arithmetic(form) for operation, form in made.items()} | {
+        aten.clamp.default: _clamped,
+        aten.clamp_min.default: _clamped,
+        aten.clamp_max.default: lambda value, most: _clamped(value, "", most),
+    }
+
+
+_FORMS = _forms()
+_CONTRACTED = {
+    torch.ops.aten.tanh_backward.default: (
+        "{0} * FMA(-{1}, {1}, 1)",
+        "{0} * (1 - {1} * {1})",
+    ),
+}
+"""Forms of which PyTorch has one or the other, by how it was compiled: see `_contracted`."""
+_FMA = {torch.float32: "fmaf", torch.float64: "fma"}
+_POWERS = {2: "{0} * {0}", 3: "{0} * {0} * {0}"}
+
+
+def _expression(
+    step: Step, operands: list[str | Any], dtype: torch.dtype, forms: Mapping[Any, _Form]
+) -> str:
+    """What a step computes; numbers among the operands are read in `dtype`."""
+    aten: Any = torch.ops.aten
+    if step.operation is aten._to_copy.default:
+        return f"({operands[0]} != 0)" if step.dtype is torch.bool else str(operands[0])
+    if step.operation is aten.pow.Tensor_Scalar:
+        if operands[1] not in _POWERS:
+            raise _NotWrittenError
+        return _POWERS[operands[1]].format(operands[0])
+    form = forms.get(step.operation)
+    if form is None and step.operation in _CONTRACTED:
+        form = _contracted(step.operation, dtype)
+    if form is None:
+        raise _NotWrittenError
+    return form(
+        *(each if isinstance(each, str) else _number(each, dtype) for each in operands),
+        **step.kwargs,
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _contracted(operation: Any, dtype: torch.dtype) -> _Form | None:
+    """The form that has this PyTorch's bits on some thousand numbers; None if none has."""
+    compiler = _find_compiler()
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(4099, generator=generator, dtype=dtype) for _ in range(2)]
+    expected = operation(*given)
+    program = write_program([Step(operation, (Place(0), Place(1)), {}, dtype)])
+    for text in _CONTRACTED[operation]:
+        form = _arithmetic(text.replace("FMA", f"__builtin_{_FMA[dtype]}"))
+        source = _source(program, (dtype, dtype), ("full", "full"), {operation: form})
+        result = torch.empty_like(expected)
+        _call(_function(compiler, source), [*given, result])
+        if torch.equal(result, expected):
+            return form
+    return None
+
+
+def _number(value: Any, dtype: torch.dtype) -> str:
+    """A number as PyTorch reads it beside a tensor of that type."""
+    if dtype is torch.bool:
+        return str(int(bool(value)))
+    if value is None:
+        return ""
+    number = float(value)
+    if math.isnan(number):
+        raise _NotWrittenError
+    written = f"{'-' if number < 0 else ''}__builtin_inf()" if math.isinf(number) else number.hex()
+    return f"(({_TYPES[dtype]})({written}))"
+
+
+def _source(
+    program: str,
+    dtypes: Sequence[torch.dtype],
+    kinds: Sequence[str],
+    forms: Mapping[Any, _Form] = _FORMS,
+) -> str:
+    """The kernel of a program; `kinds` says of each tensor given how it is broadcast."""
+    steps = read_program(program)
+    known = list(dtypes)
+    lines = []
+    index = {"full": "i", "row": "c", "column": "r", "one": "0"}
+    for number, (dtype, kind) in enumerate(zip(dtypes, kinds, strict=True)):
+        lines.append(f"const {_typed(dtype)} v{number} = p{number}[{index[kind]}];")
+    for step in steps:
+        read = [known[place] for place in step.reads()]
+        floats = {dtype for dtype in read if dtype is not torch.bool}
+        if len(floats) > 1 and step.operation is not torch.ops.aten._to_copy.default:
+            raise _NotWrittenError
+        computed = floats.pop() if floats else torch.bool
+        is_kept = step.dtype in (computed, torch.bool)
+        if not is_kept and step.operation is not torch.ops.aten._to_copy.default:
+            raise _NotWrittenError
+        if computed is torch.bool and step.operation not in _ON_TRUTH_VALUES:
+            raise _NotWrittenError
+        operands = [f"v{arg.number}" if isinstance(arg, Place) else arg for arg in step.args]
+        made, computes = _typed(step.dtype), _expression(step, operands, computed, forms)
+        lines.append(f"const {made} v{len(known)} = ({made})({computes});")
+        known.append(step.dtype)
+    pointers = [
+        f"const {_typed(dtype)}* __restrict p{number} = (const {_typed(dtype)}*)p[{number}];"
+        for number, dtype in enumerate(dtypes)
+    ]
+    result = _typed(steps[-1].dtype)
+    pointers.append(f"{result}* __restrict out = ({result}*)p[{len(dtypes)}];")
+    lines.append(f"out[i] = v{len(known) - 1};")
+    body = "".join(f"    {each}\n" for each in lines)
+    loop = _FLAT_LOOP if {*kinds} <= {"full", "one"} else _LOOP
+    return (
+        f"// {program}\n"
+        'extern "C" void run(long first, long last, long width, void** p) {\n'
+        + "".join(f"  {each}\n" for each in pointers)
+        + loop.format(body)
+        + "}\n"
+    )
+
+
+_FLAT_LOOP = """\
+  for (long i = first * width; i < last * width; ++i) {{
+{}  }}
+"""
+_LOOP = """\
+  for (long r = first; r < last; ++r)
+  for (long c = 0; c < width; ++c) {{
+    const long i = r * width + c;
+{}  }}
+"""
+_ON_TRUTH_VALUES = {
+    torch.ops.aten.logical_not.default,
+    torch.ops.aten.bitwise_not.default,
+    torch.ops.aten.bitwise_and.Tensor,
+    torch.ops.aten.bitwise_and.Scalar,
+    torch.ops.aten.bitwise_or.Tensor,
+    torch.ops.aten.bitwise_or.Scalar,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.where.self,
+}
+
+
+def _typed(dtype: torch.dtype) -> str:
+    if dtype not in _TYPES:
+        raise _NotWrittenError
+    return _TYPES[dtype]
+
+
+# From source to function -------------------------------------------------------------------------
+
+
+def kernel_of(program: str, cut: Sequence[torch.Tensor]) -> Kernel | None:
+    """The kernel of a program for tensors cut like these; None where there is none."""
+    if not all(each.is_contiguous() for each in cut):
+        return None
+    shape = cut[-1].shape
+    kinds = tuple(_kind_of(each.shape, shape) for each in cut[:-1])
+    return _kernel(program, tuple(each.dtype for each in cut[:-1]), kinds)
+
+
+def _kind_of(shape: Sequence[int], whole: Sequence[int]) -> str:
+    if tuple(shape) == tuple(whole):
+        return "full"
+    if math.prod(shape) == 1:
+        return "one"
+    return "column" if shape[0] == whole[0] else "row"
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel(program: str, dtypes: tuple[torch.dtype, ...], kinds: tuple[str, ...]) -> Kernel | None:
+    try:
+        run = _function(_find_compiler(), _source(program, dtypes, kinds))
+    except (_NotWrittenError, OSError, subprocess.SubprocessError, RuntimeError):
+        return None
+    return functools.partial(_call, run)
+
+
+def _call(run: Any, cut: Sequence[torch.Tensor]) -> None:
+    result = cut[-1]
+    num_rows = result.shape[0]
+    width = math.prod(result.shape[1:])
+    pointers = (ctypes.c_void_p * len(cut))(*(each.data_ptr() for each in cut))
+    num_parts = min(torch.get_num_threads(), num_rows, num_rows * width // _FEWEST_PER_THREAD)
+    if num_parts < 2:
+        run(0, num_rows, width, pointers)
+        return
+    ends = [num_rows * number // num_parts for number in range(num_parts + 1)]
+    threads = _threads(torch.get_num_threads())
+    parts = [
+        threads.submit(run, first, last, width, pointers)
+        for first, last in itertools.pairwise(ends)
+    ]
+    for part in parts:
+        part.result()
+
+
+@functools.lru_cache(maxsize=4)
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="legroom-kernel")
+
+
+def kernel_compiler() -> str | None:
+    """The compiler that fused operations are compiled with, in one line; None if they are not."""
+    found = _find_compiler()
+    return f"{found[0]}: {found[1].splitlines()[0]}" if found else None
+
+
+@functools.lru_cache(maxsize=1)
+def _find_compiler() -> tuple[str, str] | None:
+    """The C++ compiler and what it says of itself; None if there is none, or none is wanted."""
+    if os.environ.get("LEGROOM_KERNELS") == "off":
+        return None
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                told = subprocess.run(
+                    [path, "--version"], capture_output=True, text=True, check=True, timeout=10
+                )
+                return path, told.stdout
+    return None
+
+
+def _function(compiler: tuple[str, str] | None, source: str) -> Any:
+    if compiler is None:
+        raise _NotWrittenError
+    path, version = compiler
+    said = "\n".join((source, version, *_FLAGS, _processor()))
+    name = hashlib.sha256(said.encode()).hexdigest()[:24]
+    folder = cache_folder() / "kernels"
+    library = folder / f"{name}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            code, built = Path(made) / "kernel.cpp", Path(made) / "kernel.so"
+            code.write_text(source)
+            subprocess.run(
+                [path, *_FLAGS, str(code), "-o", str(built)],
+                capture_output=True, check=True, timeout=_SECONDS,
+            )  # fmt: skip
+            built.replace(library)
+    run = ctypes.CDLL(str(library)).run
+    run.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
+    run.restype = None
+    return run
+
+
+@functools.lru_cache(maxsize=1)
+def _processor() -> str:
+    """What `-march=native` depends on, so that a folder can be shared between machines."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"
