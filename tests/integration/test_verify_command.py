@@ -79,6 +79,7 @@ def test_training_that_is_different_is_named(legroom):
     assert {each["module"] for each in data["different"]} >= {"12", "9"}
 
 
+@pytest.mark.slow
 def test_script_that_differs_from_itself_is_not_blamed_on_the_plan(legroom):
     run = legroom("verify", "--budget", "100%", "--steps", "1", WIDE, "--noise")
     assert run.returncode == 2
@@ -100,6 +101,7 @@ def test_fewer_steps_are_compared_and_said(legroom):
     assert "ended after 2 of 3 steps" in run.stdout
 
 
+@pytest.mark.slow
 def test_plain_step_that_does_not_fit_offers_a_smaller_one(legroom):
     script = write(
         legroom.folder, "large.py",

@@ -69,3 +69,46 @@ def test_compiled_kernels_decode_too():
     )
     assert losses(model) == pytest.approx(expected, rel=1e-5)
     assert "bits" in handle.report().ways
+
+
+class Multilayer(nn.Module):
+    """Softplus: no ReLU whose sign a rounding could turn, and every layer keeps its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, value):
+        for layer in self.layers:
+            value = F.softplus(layer(value))
+        return value
+
+
+@pytest.mark.parametrize(
+    ("way", "tolerance"),
+    [("bfloat16", 0.01), ("float8-e4m3", 0.1), ("integer8", 0.02), ("integer4", 0.3)],
+)
+def test_gradients_from_fewer_bits_are_close(way, tolerance):
+    torch.manual_seed(0)
+    model, value = Multilayer(), torch.randn(512, 64)
+    plain = copy.deepcopy(model)
+    plain(value).square().mean().backward()
+    handle = legroom.fit(model, budget="floor", ways=[way], exactness="lossy")
+    for _ in range(2):
+        model.zero_grad()
+        model(value).square().mean().backward()
+    assert way in handle.report().ways
+    for name, parameter in model.named_parameters():
+        expected = plain.get_parameter(name).grad
+        error = (parameter.grad - expected).norm() / expected.norm()
+        assert error <= tolerance, name
+    errors = [
+        (mine.grad - theirs.grad).norm()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+    ]
+    assert max(errors) > 0  # it was really held so
+
+
+def test_lossy_ways_must_be_asked_for():
+    with pytest.raises(legroom.errors.UsageError, match="ask for --exactness lossy"):
+        legroom.fit(Multilayer(), budget="floor", ways=["integer8"])
