@@ -110,5 +110,5 @@ def test_gradients_from_fewer_bits_are_close(way, tolerance):
 
 
 def test_lossy_ways_must_be_asked_for():
-    with pytest.raises(legroom.errors.UsageError, match="ask for --exactness lossy"):
+    with pytest.raises(legroom.errors.UsageError, match="ask for exactness 'lossy'"):
         legroom.fit(Multilayer(), budget="floor", ways=["integer8"])

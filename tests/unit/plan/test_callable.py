@@ -32,7 +32,7 @@ def step():
 def test_a_step_is_planned_and_left_as_it_was(step):
     before = [param.detach().clone() for param in step.net.parameters()]
     random = torch.get_rng_state()
-    report = legroom.plan(step, activations="70%", points=3)
+    report = legroom.plan(step, activations="70%", points=3, time_limit_s=3)
     assert report.chosen is not None
     assert report.chosen.predicted_peak_bytes <= report.chosen.budget_bytes
     assert report.chosen.added_ms >= report.chosen.bound_ms
@@ -70,7 +70,7 @@ def test_only_enabled_ways_are_used(step):
 
 
 def test_without_a_budget_there_is_a_frontier_only(step):
-    report = legroom.plan(step, points=4)
+    report = legroom.plan(step, points=4, time_limit_s=3)
     assert report.chosen is None
     assert len(report.frontier) == 4
     assert report.to_dict()["budget_bytes"] is None
@@ -78,9 +78,10 @@ def test_without_a_budget_there_is_a_frontier_only(step):
 
 def test_a_budget_below_the_floor_is_refused(step):
     with pytest.raises(InfeasibleBudgetError, match=r"no plan fits 0\.10 MiB") as caught:
-        legroom.plan(step, budget=100_000, points=0)
+        legroom.plan(step, budget=100_000, points=0, time_limit_s=3)
     floor = caught.value.floor_bytes
-    assert legroom.plan(step, budget=floor, points=0).chosen.predicted_peak_bytes <= floor
+    again = legroom.plan(step, budget=floor, points=0, time_limit_s=3)
+    assert again.chosen.predicted_peak_bytes <= floor
 
 
 def test_what_is_not_a_step_is_refused():

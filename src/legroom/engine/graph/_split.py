@@ -241,7 +241,8 @@ class _Splitter:
     def _decode(self, node: fx.Node) -> None:
         """See Note [Split], rule 7."""
         way, value = self._encoded[node], node.meta["val"]
-        held = self._held[node] = self._backward.placeholder(f"{node.name}_{way.name}")
+        name = f"{node.name}_{way.name}".replace("-", "_")
+        held = self._held[node] = self._backward.placeholder(name)
         held.meta["val"] = way.put(value)
         layout = (list(value.shape), list(value.stride()), value.dtype)
         made = self._env[node] = self._backward.call_function(way.get, (held, *layout))
