@@ -102,7 +102,7 @@ def test_loss_leaves_backward_to_caller() -> None:
     assert all(param.grad is not None for param in case.model.parameters())
 
 
-@pytest.mark.parametrize("name", ["lstm_nmt", "mixtral"])
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("lstm_nmt", marks=pytest.mark.slow)])
 def test_same_seed_gives_same_bits(name: str) -> None:
     case = cases.build(name, seed=3)
     here = [case.step().item().hex() for _ in range(3)]

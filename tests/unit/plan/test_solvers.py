@@ -49,12 +49,20 @@ def solved(solver, problem, budget_bytes):
     return search.archive.best(budget_bytes), verdict
 
 
-@settings(
-    max_examples=500, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
-)  # fmt: skip
-@given(graphs(), st.floats(0.35, 1.0))
-def test_milp_equals_brute_force(graph, share):
+@pytest.mark.parametrize("num_graphs", [150, pytest.param(500, marks=pytest.mark.slow)])
+def test_milp_equals_brute_force(num_graphs):
+    @settings(
+        max_examples=num_graphs, deadline=None, derandomize=True,
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    )  # fmt: skip
+    @given(graphs(), st.floats(0.35, 1.0))
+    def check(graph, share):
+        compare_with_brute_force(graph, share)
+
+    check()
+
+
+def compare_with_brute_force(graph, share):
     problem = problem_of(graph)
     if num_choices(problem) > 3000:
         return
