@@ -36,7 +36,7 @@ demo: $(STAMP)  ## Profile a small real GPT-2, plan, verify and train it in half
 	$(BIN)/python -W ignore examples/side_by_side.py --budget 50% --steps 5
 	@echo "open demo/gpt2.html and demo/plan.html in a browser: they need no network"
 
-test: $(STAMP)  ## Run the tests (about 16 minutes on two cores)
+test: $(STAMP)  ## Run the tests (about 15 minutes on two cores)
 	$(PYTEST) $(CAPTURING:%=--ignore=%) $(FITTING:%=--ignore=%)
 	$(PYTEST) $(CAPTURING)
 	printf '%s\n' $(FITTING) | OMP_NUM_THREADS=1 xargs -P 2 -n 1 $(BIN)/python -m pytest -q -m "not slow"
