@@ -27,6 +27,7 @@ from legroom.capture._dynamo import (
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._fake_rules import fake_rules
+from legroom.capture._fused import in_memory_order
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
@@ -77,6 +78,7 @@ __all__ = [
     "failure_of",
     "fake_rules",
     "graph_of",
+    "in_memory_order",
     "is_in_backward",
     "is_in_transform",
     "is_model_code",

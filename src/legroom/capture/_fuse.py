@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from legroom.capture._fused import FUSED, FUSIBLE, place_to_cut
+from legroom.capture._fused import FUSED, FUSIBLE, is_alike, place_to_cut
 from legroom.capture._nodes import nodes_of_backward
 from legroom.capture._program import Place, Step, write_program
 
@@ -232,9 +232,7 @@ def _is_tensor_on_cpu(node: fx.Node) -> bool:
 
 
 def _is_like(node: fx.Node, other: fx.Node) -> bool:
-    """Whether two tensors have the same shape and lie in memory in the same order."""
-    first, second = node.meta["val"], other.meta["val"]
-    return bool(first.shape == second.shape and first.stride() == second.stride())
+    return is_alike(node.meta["val"], other.meta["val"])
 
 
 def _is_dense(node: fx.Node) -> bool:

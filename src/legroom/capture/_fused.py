@@ -136,8 +136,8 @@ def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
     result = _empty_result(given, program)
     if not result.numel():
         return result
-    if all(_is_alike(each, result) for each in given if each.dim()):
-        cut = [_in_memory_order(each) for each in (*given, result)]
+    if all(is_alike(each, result) for each in given if each.dim()):
+        cut = [in_memory_order(each) if each.dim() else each for each in (*given, result)]
     else:
         place = place_to_cut(result.shape, [each.shape for each in given])
         assert place is not None, "bug in legroom: what was fused cannot be broadcast"
@@ -181,14 +181,13 @@ def _empty_result(given: list[torch.Tensor], program: str) -> torch.Tensor:
     return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=like.device)
 
 
-def _is_alike(value: torch.Tensor, result: torch.Tensor) -> bool:
+def is_alike(value: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape and lie in memory in the same order."""
     return value.shape == result.shape and value.stride() == result.stride()
 
 
-def _in_memory_order(value: torch.Tensor) -> torch.Tensor:
-    """The elements one after the other as they lie there; a single number as it is."""
-    if not value.dim():
-        return value
+def in_memory_order(value: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor as they lie in memory, without a copy."""
     return value.as_strided((value.numel(),), (1,), value.storage_offset())
 
 

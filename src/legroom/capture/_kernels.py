@@ -59,30 +59,16 @@ class _NotWrittenError(Exception):
     """Something that has no form here."""
 
 
-_Form = Callable[..., str]
-
-
-def _arithmetic(form: str) -> _Form:
-    def write(*values: str, alpha: float = 1) -> str:
-        if alpha != 1:
-            raise _NotWrittenError
-        return form.format(*values)
-
-    return write
-
-
-def _clamped(value: str, least: str = "", most: str = "") -> str:
-    made = f"({value} < {least} ? {least} : {value})" if least else value
-    return f"({made} > {most} ? {most} : {made})" if most else made
-
-
-def _forms() -> dict[Any, _Form]:
+def _forms() -> dict[Any, str]:
     aten: Any = torch.ops.aten
     made = {
         aten.neg.default: "-{0}",
         aten.abs.default: "__builtin_fabs({0})",
         aten.relu.default: "({0} < 0 ? 0 : {0})",
         aten.rsub.Scalar: "{1} - {0}",
+        aten.clamp_min.default: "({0} < {1} ? {1} : {0})",
+        aten.clamp_max.default: "({0} > {1} ? {1} : {0})",
+        aten.clamp.default: "(({0} < {1} ? {1} : {0}) > {2} ? {2} : ({0} < {1} ? {1} : {0}))",
         aten.where.self: "({0} ? {1} : {2})",
         aten.masked_fill.Scalar: "({1} ? {2} : {0})",
         aten.threshold_backward.default: "({1} <= {2} ? 0 : {0})",
@@ -96,11 +82,7 @@ def _forms() -> dict[Any, _Form]:
     for name, sign in signs.items():
         packet = getattr(aten, name)
         made[packet.Tensor] = made[packet.Scalar] = f"{{0}} {sign} {{1}}"
-    return {operation: _arithmetic(form) for operation, form in made.items()} | {
-        aten.clamp.default: _clamped,
-        aten.clamp_min.default: _clamped,
-        aten.clamp_max.default: lambda value, most: _clamped(value, "", most),
-    }
+    return made
 
 
 _FORMS = _forms()
@@ -116,7 +98,7 @@ _POWERS = {2: "{0} * {0}", 3: "{0} * {0} * {0}"}
 
 
 def _expression(
-    step: Step, operands: list[str | Any], dtype: torch.dtype, forms: Mapping[Any, _Form]
+    step: Step, operands: list[str | Any], dtype: torch.dtype, forms: Mapping[Any, str]
 ) -> str:
     """What a step computes; numbers among the operands are read in `dtype`."""
     aten: Any = torch.ops.aten
@@ -129,16 +111,15 @@ def _expression(
     form = forms.get(step.operation)
     if form is None and step.operation in _CONTRACTED:
         form = _contracted(step.operation, dtype)
-    if form is None:
+    if form is None or step.kwargs not in ({}, {"alpha": 1}):
         raise _NotWrittenError
-    return form(
-        *(each if isinstance(each, str) else _number(each, dtype) for each in operands),
-        **step.kwargs,
+    return form.format(
+        *(each if isinstance(each, str) else _number(each, dtype) for each in operands)
     )
 
 
 @functools.lru_cache(maxsize=16)
-def _contracted(operation: Any, dtype: torch.dtype) -> _Form | None:
+def _contracted(operation: Any, dtype: torch.dtype) -> str | None:
     """The form that has this PyTorch's bits on some thousand numbers; None if none has."""
     compiler = _find_compiler()
     generator = torch.Generator().manual_seed(0)
@@ -146,7 +127,7 @@ def _contracted(operation: Any, dtype: torch.dtype) -> _Form | None:
     expected = operation(*given)
     program = write_program([Step(operation, (Place(0), Place(1)), {}, dtype)])
     for text in _CONTRACTED[operation]:
-        form = _arithmetic(text.replace("FMA", f"__builtin_{_FMA[dtype]}"))
+        form = text.replace("FMA", f"__builtin_{_FMA[dtype]}")
         source = _source(program, (dtype, dtype), ("full", "full"), {operation: form})
         result = torch.empty_like(expected)
         _call(_function(compiler, source), [*given, result])
@@ -159,8 +140,6 @@ def _number(value: Any, dtype: torch.dtype) -> str:
     """A number as PyTorch reads it beside a tensor of that type."""
     if dtype is torch.bool:
         return str(int(bool(value)))
-    if value is None:
-        return ""
     number = float(value)
     if math.isnan(number):
         raise _NotWrittenError
@@ -172,7 +151,7 @@ def _source(
     program: str,
     dtypes: Sequence[torch.dtype],
     kinds: Sequence[str],
-    forms: Mapping[Any, _Form] = _FORMS,
+    forms: Mapping[Any, str] = _FORMS,
 ) -> str:
     """The kernel of a program; `kinds` says of each tensor given how it is broadcast."""
     steps = read_program(program)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from legroom.capture._signature import operation_named
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -76,7 +78,7 @@ def read_program(text: str) -> tuple[Step, ...]:
 
     return tuple(
         Step(
-            _operation(name),
+            operation_named(name),
             tuple(read(value) for value in args),
             {key: read(value) for key, value in kwargs.items()},
             _dtype(dtype),
@@ -87,8 +89,3 @@ def read_program(text: str) -> tuple[Step, ...]:
 
 def _dtype(name: str) -> torch.dtype:
     return getattr(torch, name.removeprefix("torch."))  # type: ignore[no-any-return]
-
-
-def _operation(name: str) -> Any:
-    namespace, packet, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)

@@ -67,7 +67,7 @@ def arguments_of(
     """
     try:
         name, args, kwargs = json.loads(signature)
-        operation = _operation_named(name)
+        operation = operation_named(name)
     except (ValueError, TypeError, AttributeError):
         raise UsageError(
             f"{signature!r} is not the signature of an operation that this process knows; "
@@ -82,7 +82,8 @@ def arguments_of(
     return operation, read_args, read_kwargs
 
 
-def _operation_named(name: str) -> Callable[..., Any]:
+def operation_named(name: str) -> Callable[..., Any]:
+    """The operation that PyTorch calls so: `"aten.mul.Tensor"`, or a higher-order one."""
     found: Any = torch.ops if "." in name else torch.ops.higher_order
     for part in name.split("."):
         found = getattr(found, part)

@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch.nn.functional import pad
 
-from legroom.capture import TensorInfo
-from legroom.ways._encoding import AbstractEncoding, define, in_memory_order
+from legroom.capture import TensorInfo, in_memory_order
+from legroom.ways._encoding import AbstractEncoding, define
 from legroom.ways._way import Exactness
 
 # Eight truth values, a byte each, are one number of 64 bits. One multiplication moves bit 8i to bit

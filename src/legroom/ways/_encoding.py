@@ -51,11 +51,6 @@ def define(
     return made[0], made[1]
 
 
-def in_memory_order(value: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor as they lie in memory, without a copy."""
-    return value.as_strided((value.numel(),), (1,), value.storage_offset())
-
-
 def within(value: torch.Tensor, largest: float, *, infinity: float | None = None) -> torch.Tensor:
     """Numbers no larger than the largest that can be held; infinities stay, or become another.
 

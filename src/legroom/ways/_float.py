@@ -15,22 +15,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 import torch
 from torch.nn.functional import pad
 
-from legroom.capture import TensorInfo
-from legroom.ways._encoding import AbstractEncoding, define, in_memory_order, within
+from legroom.capture import TensorInfo, in_memory_order
+from legroom.ways._encoding import AbstractEncoding, define, within
 from legroom.ways._way import Exactness
 
 _BLOCK = 1 << 16
 _LARGEST_OF_TEN_BITS = 63488.0  # (2 - 1/16) * 2**15
 
 
-def _narrowed(kept: torch.dtype) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    """Encoding into a type of PyTorch's: block by block, and for compilers."""
+def _widened(
+    held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return held.to(dtype).as_strided(size, stride)
+
+
+def _define(name: str, kept: torch.dtype) -> tuple[Any, Any]:
+    """The two operations for a type of PyTorch's: block by block, and whole for compilers."""
     narrow = functools.partial(
         within,
         largest=torch.finfo(kept).max,
@@ -47,19 +53,13 @@ def _narrowed(kept: torch.dtype) -> tuple[Callable[..., torch.Tensor], Callable[
             out.copy_(narrow(block))
         return held
 
-    return by_blocks, whole
-
-
-def _widened(
-    held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    return held.to(dtype).as_strided(size, stride)
+    return define(name, by_blocks, _widened, functional_put=whole)
 
 
 def _put_ten_bits(value: torch.Tensor) -> torch.Tensor:
     flat = in_memory_order(value)
     count = flat.numel()
-    held = torch.empty(_bytes_of_ten_bits(count), dtype=torch.uint8, device=flat.device)
+    held = torch.empty(_num_bytes(count, 10), dtype=torch.uint8, device=flat.device)
     for start in range(0, count, _BLOCK):
         codes = _ten_bits(flat[start : start + _BLOCK])
         held[start : start + codes.numel()] = codes & 0xFF
@@ -99,8 +99,9 @@ def _two_bits_packed(codes: torch.Tensor) -> torch.Tensor:
     return (rows << places).sum(1).to(torch.uint8)
 
 
-def _bytes_of_ten_bits(count: int) -> int:
-    return count + -(-count // 4)
+def _num_bytes(count: int, num_bits: int) -> int:
+    """Whole bytes lie in one part, what is left of each number in another."""
+    return count * (num_bits // 8) + -(-count * (num_bits % 8) // 8)
 
 
 class _AbstractFloat(AbstractEncoding):
@@ -119,8 +120,7 @@ class _AbstractFloat(AbstractEncoding):
         dtype: Any = getattr(torch, tensor.dtype)
         if not dtype.is_floating_point or 8 * dtype.itemsize <= cls.num_bits:
             return None
-        count = tensor.num_bytes // dtype.itemsize
-        return _bytes_of_ten_bits(count) if cls.num_bits == 10 else count * cls.num_bits // 8
+        return _num_bytes(tensor.num_bytes // dtype.itemsize, cls.num_bits)
 
 
 @final
@@ -130,10 +130,9 @@ class BFloat16(_AbstractFloat):
     name = "bfloat16"
     summary = "hold numbers as bfloat16: the range of float32, two or three decimal digits"
     origin = "Gist (delayed precision reduction)"
-    costs = "half the bytes of float32; gradients off by about one part in 500"
+    costs = "half the bytes of float32; each off by at most one part in 256"
     num_bits = 16
-    _by_blocks, _whole = _narrowed(torch.bfloat16)
-    put, get = define("bfloat16", _by_blocks, _widened, functional_put=_whole)
+    put, get = _define("bfloat16", torch.bfloat16)
 
 
 @final
@@ -143,10 +142,9 @@ class Float16(_AbstractFloat):
     name = "float16"
     summary = "hold numbers as float16: three decimal digits, up to 65504"
     origin = "Gist (delayed precision reduction)"
-    costs = "half the bytes of float32; gradients off by about one part in 4000"
+    costs = "half the bytes of float32; each off by at most one part in 2048"
     num_bits = 16
-    _by_blocks, _whole = _narrowed(torch.float16)
-    put, get = define("float16", _by_blocks, _widened, functional_put=_whole)
+    put, get = _define("float16", torch.float16)
 
 
 @final
@@ -156,7 +154,7 @@ class Float10(_AbstractFloat):
     name = "float10"
     summary = "hold numbers with ten bits: one and a half decimal digits, up to 63488"
     origin = "Gist (10-bit floating point)"
-    costs = "under a third of the bytes of float32; gradients off by about one part in 60"
+    costs = "under a third of the bytes of float32; each off by at most one part in 32"
     num_bits = 10
     put, get = define(
         "float10", _put_ten_bits, _get_ten_bits, functional_put=_put_ten_bits_functional
@@ -170,10 +168,9 @@ class Float8Wide(_AbstractFloat):
     name = "float8-e5m2"
     summary = "hold numbers with eight bits, five of exponent and two of fraction"
     origin = "Gist (8-bit floating point)"
-    costs = "a quarter of the bytes of float32; gradients off by about one part in 15"
+    costs = "a quarter of the bytes of float32; each off by at most one part in 8"
     num_bits = 8
-    _by_blocks, _whole = _narrowed(torch.float8_e5m2)
-    put, get = define("float8_e5m2", _by_blocks, _widened, functional_put=_whole)
+    put, get = _define("float8_e5m2", torch.float8_e5m2)
 
 
 @final
@@ -183,7 +180,6 @@ class Float8Fine(_AbstractFloat):
     name = "float8-e4m3"
     summary = "hold numbers with eight bits, four of exponent and three of fraction, up to 448"
     origin = "Gist (8-bit floating point)"
-    costs = "a quarter of the bytes of float32; gradients off by about one part in 30"
+    costs = "a quarter of the bytes of float32; each off by at most one part in 16"
     num_bits = 8
-    _by_blocks, _whole = _narrowed(torch.float8_e4m3fn)
-    put, get = define("float8_e4m3", _by_blocks, _widened, functional_put=_whole)
+    put, get = _define("float8_e4m3", torch.float8_e4m3fn)

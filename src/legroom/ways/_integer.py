@@ -24,8 +24,8 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from legroom.capture import LIBRARY, TensorInfo
-from legroom.ways._encoding import AbstractEncoding, define, in_memory_order, within
+from legroom.capture import LIBRARY, TensorInfo, in_memory_order
+from legroom.ways._encoding import AbstractEncoding, define, within
 from legroom.ways._way import Exactness
 
 _GROUP = 256
@@ -205,7 +205,7 @@ class Integer8(_AbstractInteger):
 
     name = "integer8"
     summary = "hold numbers as 8-bit integers, with a range for each 256, rounded at random"
-    costs = "a quarter of the bytes of float32; gradients right on average"
+    costs = "a quarter of the bytes of float32; right on average"
     num_bits = 8
     put, get = _define(8)
 
@@ -216,7 +216,7 @@ class Integer4(_AbstractInteger):
 
     name = "integer4"
     summary = "hold numbers as 4-bit integers, with a range for each 256, rounded at random"
-    costs = "an eighth of the bytes of float32; gradients right on average, and noisy"
+    costs = "an eighth of the bytes of float32; right on average, and noisy"
     num_bits = 4
     put, get = _define(4)
 
@@ -227,6 +227,6 @@ class Integer2(_AbstractInteger):
 
     name = "integer2"
     summary = "hold numbers as 2-bit integers, with a range for each 256, rounded at random"
-    costs = "a fourteenth of the bytes of float32; gradients right on average, and very noisy"
+    costs = "a fourteenth of the bytes of float32; right on average, and very noisy"
     num_bits = 2
     put, get = _define(2)
