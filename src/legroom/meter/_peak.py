@@ -18,6 +18,7 @@ recorded, so compiled code runs as it does without. See Note [Peak gauge].
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import final
 
@@ -129,10 +130,17 @@ class PeakGauge:
         self._profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU], profile_memory=True
         )
-        start_profiler(self._profiler)
+        start_profiler(self._profiler, owner=self)
+        myself = weakref.ref(self)  # what outlives us must not keep us: see Note [Abandoned]
+
+        def freed(address: int) -> None:
+            gauge = myself()
+            if gauge is not None and gauge.is_active:
+                mark(Tag.FREED, address)
+
         with open_scope(Tag.OVERHEAD):
             heap = scan_heap()
-            self._opening = take_opening_balance(heap, self._device, on_freed=self._on_freed)
+            self._opening = take_opening_balance(heap, self._device, on_freed=freed)
 
     def _switch_off(self) -> tuple[torch.profiler.profile | None, OpeningBalance]:
         """Leave nothing on and hold nothing; hand over what was recorded."""
@@ -148,10 +156,6 @@ class PeakGauge:
         if self._before_bytes is None or highest_bytes is None:
             return None
         return ResidentPeak(self._before_bytes, highest_bytes).growth_bytes
-
-    def _on_freed(self, address: int) -> None:
-        if self.is_active:
-            mark(Tag.FREED, address)
 
 
 def _read(

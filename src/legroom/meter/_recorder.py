@@ -123,7 +123,7 @@ class Recorder(AbstractTrainingObserver):
 
     def start(self) -> None:
         """Begin: take the opening balance and switch everything on."""
-        start_profiler(self._profiler)
+        start_profiler(self._profiler, owner=self)
         self.is_active = True
         self._thread = threading.get_ident()
         try:

@@ -36,7 +36,7 @@ from legroom.capture import arguments_of
 from legroom.errors import UsageError
 from legroom.meter._costs import OperationCost, real_tensors, tensors_in
 from legroom.meter._events import read_events
-from legroom.meter._profiler import profiler_is_running, quiet_stderr
+from legroom.meter._profiler import profiler_is_running, start_profiler, stop_profiler
 from legroom.meter._resident import release_free_heap
 
 LONG_MS = 200.0
@@ -144,13 +144,12 @@ def measure_workspace(call: Call) -> int:
     if profiler_is_running():
         return 0
     profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with quiet_stderr():
-        profiler.start()
-        try:
-            output = call.run()
-            _wait_for(call.device)
-        finally:
-            profiler.stop()
+    start_profiler(profiler)
+    try:
+        output = call.run()
+        _wait_for(call.device)
+    finally:
+        stop_profiler(profiler)
     held_bytes = highest_bytes = 0
     for event in read_events(profiler, call.device).allocations:
         held_bytes += event.delta_bytes

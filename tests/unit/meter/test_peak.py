@@ -2,6 +2,8 @@
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 
 import legroom
 from legroom.meter import PeakGauge
+from legroom.meter._profiler import profiler_is_running
 
 CPU = torch.device("cpu")
 
@@ -281,6 +284,29 @@ def test_failing_start_leaves_nothing_on(monkeypatch):
         gauge.start()
     assert not gauge.is_active
     assert not torch._C._autograd._profiler_enabled()
+
+
+def test_a_forgotten_gauge_is_in_nobodys_way():
+    """A fitted model is thrown away in the middle of a measured step."""
+    forgotten = PeakGauge(torch.device("cpu"))
+    assert forgotten.start()
+    del forgotten
+    gc.collect()
+    gauge = PeakGauge(torch.device("cpu"))
+    assert gauge.start()
+    assert gauge.stop() is not None
+    assert not profiler_is_running()
+
+
+def test_a_process_may_end_while_it_is_measured():
+    """PyTorch crashes when a profiler is on at the end: see Note [Abandoned]."""
+    script = (
+        "import torch; from legroom.meter import PeakGauge; "
+        "gauge = PeakGauge(torch.device('cpu')); assert gauge.start(); torch.ones(3).sum()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert ended.returncode == 0
+    assert b"callback" not in ended.stderr
 
 
 def test_resident_growth_follows_what_was_touched():
