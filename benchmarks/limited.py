@@ -25,6 +25,8 @@ from benchmarks.processes import ROOT, TIMEOUT_S, answer_of, one_line
 CASE, SHARE, BUDGET = "gpt2", 0.6, "50%"
 RUN_CASE, RUN_SIZE, RUN_SHARE = "gpt2", "deep", 0.5
 _STEPS = 3
+_FAR = 10
+"""A limit this many times what a step needs is none."""
 _WATCHED = ("VmData", "VmRSS")
 
 
@@ -52,9 +54,9 @@ def measure_limited() -> dict[str, Any]:
 
 def measure_limited_run() -> dict[str, Any]:
     """Train plain, plain under a limit, and under the same limit with `legroom run --limit`."""
+    case = [RUN_CASE, RUN_SIZE]
     script = ["-m", f"benchmarks.cases.{RUN_CASE}", "--size", RUN_SIZE]
-    plain = _command("profile", *script, "--steps", "4")
-    peak_bytes = plain["report"]["peak_bytes"]
+    peak_bytes = _command("profile", *script, "--steps", "4")["report"]["peak_bytes"]
     allowed = int(RUN_SHARE * peak_bytes)
     steps = ["--steps", str(_STEPS)]
     fitted = _command("run", "--limit", "--budget", str(allowed), *script, *steps)
@@ -64,8 +66,8 @@ def measure_limited_run() -> dict[str, Any]:
         "share": RUN_SHARE,
         "plain_peak_bytes": peak_bytes,
         "allowed_bytes": allowed,
-        "plain": {"losses": plain["losses"][:_STEPS]},
-        "limited": answer_of("benchmarks.limited", "step", str(allowed), RUN_CASE, RUN_SIZE),
+        "plain": answer_of("benchmarks.limited", "step", str(_FAR * peak_bytes), *case),
+        "limited": answer_of("benchmarks.limited", "step", str(allowed), *case),
         "fitted": fitted,
     }
 
@@ -94,7 +96,7 @@ def _command(name: str, *arguments: str) -> dict[str, Any]:
         )
         return {
             "exit_code": run.returncode,
-            "losses": re.findall(r"loss (\S+)", run.stdout),
+            "losses": re.findall(r"loss (\d\S*)", run.stdout),
             "said": run.stderr[-2000:] if run.returncode else "",
             "report": json.loads(file.read_text()) if file.exists() else None,
         }
@@ -117,7 +119,7 @@ def _step(case: str, size: str) -> dict[str, Any]:
     from benchmarks import cases
 
     built = cases.build(case, size)
-    return {"losses": [built.step().item() for _ in range(_STEPS)]}
+    return {"losses": [f"{built.step().item():.6f}" for _ in range(_STEPS)]}  # as it prints them
 
 
 ACTIONS: dict[str, Callable[[str, str], dict[str, Any]]] = {"plan": _plan, "step": _step}
