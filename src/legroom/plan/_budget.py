@@ -29,7 +29,7 @@ class Budget:
         share: Of the plain step's peak, above 0 and at most 1.
         spares_state: Whether the share is of what lies above the state: state plus that share of
             the rest.
-        is_free: Whether it is the lowest that a plan reaches with 1 % more time at most.
+        is_free: Whether it is the lowest that a plan reaches with 2 % more time at most.
         is_floor: Whether it is the lowest that a plan reaches at all.
     """
 
