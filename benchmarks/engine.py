@@ -23,12 +23,11 @@ import legroom
 from benchmarks import cases
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
-from benchmarks.exactness import compare_levels
+from benchmarks.exactness import compare_levels, measure_peak
 from benchmarks.limited import measure_limited_run
 from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
 from legroom.errors import InfeasibleBudgetError
-from legroom.meter import PeakGauge
 
 WARMUP_STEPS = 2
 MEASURED_STEPS = 3
@@ -129,16 +128,6 @@ def _checkpoint(module: nn.Module) -> None:
         return checkpoint(original, *args, use_reentrant=False, **kwargs)
 
     module.forward = forward  # type: ignore[method-assign]
-
-
-def measure_peak(step: Callable[[], object]) -> int:
-    """The allocator's peak over one step."""
-    gauge = PeakGauge(torch.device("cpu"))
-    gauge.start()
-    step()
-    reading = gauge.stop()
-    assert reading is not None, "a profiler was running"
-    return reading.peak_bytes
 
 
 def interleaved(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:

@@ -19,6 +19,7 @@ import legroom
 from benchmarks.cases import Case
 from benchmarks.processes import one_line
 from legroom.errors import InfeasibleBudgetError
+from legroom.meter import PeakGauge
 
 LEVELS = ("75%", "50%", "floor")
 NUM_STEPS = 3
@@ -59,6 +60,7 @@ def _row(
     except Exception as error:  # a row, not the end of the benchmark
         return {"status": "failed", "error": one_line(error)}
     report = fitted.report()
+    peak_bytes = measure_peak(case.step)
     fitted.undo()
     different = [
         f"step {number}: {key}"
@@ -77,7 +79,18 @@ def _row(
         ),
         "to_second_step_s": to_second_step_s,
         **report.to_dict(),
+        "measured_peak_bytes": peak_bytes,  # of a whole step, and not by the fitted model itself
     }
+
+
+def measure_peak(step: Callable[[], object]) -> int:
+    """The allocator's peak over one step."""
+    gauge = PeakGauge(torch.device("cpu"))
+    gauge.start()
+    step()
+    reading = gauge.stop()
+    assert reading is not None, "a profiler was running"
+    return reading.peak_bytes
 
 
 def _step(case: Case) -> tuple[float, dict[str, str]]:

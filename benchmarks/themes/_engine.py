@@ -155,7 +155,7 @@ def _speed_section(seen: dict[str, Any]) -> Iterable[str]:
         f"{engine.ROUNDS} rounds, taking turns, one thread, processor time; ratios are medians of "
         "the ratios within a round, with half the range between their quartiles. *Checkpointed*: "
         "every block under `torch.utils.checkpoint`, by hand. *Fitted*: legroom at that peak, as "
-        "measured, or at its floor. *Free*: the lowest budget with at most 1 % of predicted added "
+        "measured, or at its floor. *Free*: the lowest budget with at most 2 % of predicted added "
         "time. *Whole*: budget 100 %.",
         "",
         *table(head, body),

@@ -401,6 +401,8 @@ class _Traced:
             numbers = [self.code.tangents.get(name) for name in names]
             given = self._bind(bound, numbers, args)
             outputs = self._make(self.code.backward_outputs, given, bound)
+            given.clear()
+            args.clear()  # a tangent that nobody else holds dies by use: Note [Lives], rule 2
             self._append("backward", Phase.BACKWARD, PieceRun(call, True, bound))
             return outputs
 

@@ -499,6 +499,32 @@ def test_dropped_outputs_that_backward_needs_are_planned():
     assert output.is_planned or output.released_after >= reads[-1].index
 
 
+def test_the_gradient_of_an_output_dies_once_it_was_read():
+    """The loop computes the loss; autograd holds on to nothing that it hands to a backward."""
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        output = net(torch.randn(4, 8))
+        (output.exp().sum() + output.square().sum()).backward()
+        optimizer.step()
+
+    graph = capture_step(step).planned
+    check(graph)
+    last = max(op.index for op in graph.operations if op.phase is Phase.BACKWARD)
+    piece = [op for op in graph.operations if op.phase is Phase.BACKWARD and op.piece >= 0]
+    (given,) = {
+        index
+        for op in piece
+        for index in op.reads
+        if graph.operations[graph.tensors[index].producer].phase is Phase.BACKWARD
+        and graph.operations[graph.tensors[index].producer].piece < 0
+    }
+    reads = [op.index for op in piece if given in op.reads]
+    assert graph.tensors[given].released_after == reads[-1] < last
+
+
 def test_checkpointed_calls_are_left_alone():
     net, other = mlp(), nn.Linear(4, 4)
     optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
