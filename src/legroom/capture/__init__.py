@@ -37,6 +37,7 @@ from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooke
 from legroom.capture._nodes import is_tangent
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
+from legroom.capture._real import real_tensors
 from legroom.capture._rnn import rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import arguments_of, signature_of
@@ -92,6 +93,7 @@ __all__ = [
     "observe_backward",
     "own_call",
     "read_joint_graph",
+    "real_tensors",
     "rnn_operations",
     "run_script",
     "saved_tensors",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from legroom.capture._batch_norm import BATCH_NORMS
 from legroom.capture._libraries import logging_functions, same_path_as_eager
 from legroom.capture._operations import TAKEN_APART
 from legroom.errors import TorchInterfaceError
@@ -147,7 +148,7 @@ def trace_joint(
         bw_compiler=make_backward,
         inference_compiler=make_inference,
         partition_fn=partition,
-        decompositions=TAKEN_APART,
+        decompositions=TAKEN_APART | BATCH_NORMS,
         keep_inference_input_mutations=True,
     )
     return traced

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from legroom.capture._fused import FUSED, FUSIBLE, is_alike, place_to_cut
+from legroom.capture._fused import FUSED, FUSIBLE, is_alike, runs_of
 from legroom.capture._nodes import nodes_of_backward
 from legroom.capture._program import Place, Step, write_program
 
@@ -209,7 +209,7 @@ def _can_broadcast(sources: Iterable[fx.Node], node: fx.Node) -> bool:
     ]
     if value.shape in others:
         return False  # it lies otherwise in memory
-    return not others or (value.is_contiguous() and place_to_cut(value.shape, others) is not None)
+    return not others or (value.is_contiguous() and runs_of(value.shape, others) is not None)
 
 
 def _said(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ bits, and nothing in between fills memory. See Note [Fused].
 
 # Note [Fused]
 # 1. The first tensor given has the shape and the strides of the result. The others have them too,
-#    or are broadcast to it: their dimensions up to some place, the same for all, are those of the
-#    result or of size one, and so are those from there on; then the result is contiguous.
+#    or are broadcast to it; then the result is contiguous, and its dimensions fall into at most
+#    three runs of each of which every tensor has all, or only ones.
 # 2. Only operations are fused whose result for an element depends on nothing but that element's
 #    operands. PyTorch takes eight or more at once and what is left over one by one; sigmoid, gelu,
 #    and the gradients of gelu and silu then round otherwise, and the larger of 0.0 and -0.0 is
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from legroom.capture._kernels import kernel_of
-from legroom.capture._operations import FUNCTIONAL, LIBRARY
+from legroom.capture._operations import APPLY_MASK, FUNCTIONAL, LIBRARY
 from legroom.capture._program import Place, read_program
 
 _BLOCK = 1 << 17
@@ -35,6 +35,7 @@ _BLOCK = 1 << 17
 _FEWEST_BLOCKS = 8
 """So that what lies in between is small beside the result."""
 _SMALLEST_BLOCK = 1 << 12
+_MOST_RUNS = 3
 
 _Writer = Callable[..., Any]
 
@@ -78,6 +79,7 @@ def _fusible() -> dict[Any, Fusible]:
         aten.where.self: aten.where.self_out,
         aten.masked_fill.Scalar: aten.masked_fill.Scalar_out,
         aten.rsub.Scalar: aten.rsub.Scalar_out,
+        aten.addcmul.default: aten.addcmul.out,
     }
     for packet in (aten.neg, aten.abs, aten.relu, aten.logical_not, aten.bitwise_not, aten.clamp,
                    aten.clamp_min, aten.clamp_max):  # fmt: skip
@@ -98,7 +100,7 @@ def _fusible() -> dict[Any, Fusible]:
     }  # fmt: skip
     made = {operation: Fusible(write) for operation, write in cheap.items()}
     made |= {operation: Fusible(write, is_costly=True) for operation, write in costly.items()}
-    made[torch.ops.legroom.apply_mask.default] = Fusible(_masked, is_several=True)
+    made[APPLY_MASK] = Fusible(_masked, is_several=True)
     return made
 
 
@@ -106,21 +108,25 @@ FUSIBLE: dict[Any, Fusible] = _fusible()
 """The operations that can be part of a fused one; see Note [Fused], rule 2."""
 
 
-def place_to_cut(shape: Sequence[int], others: Iterable[Sequence[int]]) -> int | None:
-    """Where to cut a shape in two so that every other is broadcast to whole parts of it.
+def runs_of(shape: Sequence[int], others: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
+    """Where runs of dimensions end, of each of which every other shape has all, or only ones.
 
-    See Note [Fused], rule 1. None where there is no such place.
+    See Note [Fused], rule 1. None where there are more than three, or a shape does not fit.
     """
     padded = [(1,) * (len(shape) - len(other)) + tuple(other) for other in others]
-    for place in range(len(shape) + 1):
-        parts = (slice(None, place), slice(place, None))
-        if all(
-            other[part] == tuple(shape[part]) or set(other[part]) <= {1}
-            for other in padded
-            for part in parts
-        ):
-            return place
-    return None
+    ends: list[int] = []
+    last: tuple[bool, ...] | None = None
+    for place, size in enumerate(shape):
+        if any(other[place] not in (1, size) for other in padded):
+            return None
+        if size == 1:
+            continue  # part of whatever run it lies in
+        which = tuple(other[place] == size for other in padded)
+        if last is not None and which != last:
+            ends.append(place)
+        last = which
+    ends.append(len(shape))
+    return tuple(ends) if len(ends) <= _MOST_RUNS else None
 
 
 def run_whole(given: Sequence[torch.Tensor], program: str) -> torch.Tensor:
@@ -139,9 +145,9 @@ def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
     if all(is_alike(each, result) for each in given if each.dim()):
         cut = [in_memory_order(each) if each.dim() else each for each in (*given, result)]
     else:
-        place = place_to_cut(result.shape, [each.shape for each in given])
-        assert place is not None, "bug in legroom: what was fused cannot be broadcast"
-        cut = [_in_two(each, result.dim(), place) for each in (*given, result)]
+        ends = runs_of(result.shape, [each.shape for each in given])
+        assert ends is not None, "bug in legroom: what was fused cannot be broadcast"
+        cut = [_in_runs(each, result.dim(), ends) for each in (*given, result)]
     kernel = kernel_of(program, cut)
     if kernel is not None:
         kernel(cut)
@@ -191,12 +197,15 @@ def in_memory_order(value: torch.Tensor) -> torch.Tensor:
     return value.as_strided((value.numel(),), (1,), value.storage_offset())
 
 
-def _in_two(value: torch.Tensor, num_dims: int, place: int) -> torch.Tensor:
+def _in_runs(value: torch.Tensor, num_dims: int, ends: Sequence[int]) -> torch.Tensor:
+    """With one dimension for each run of dimensions."""
     if not value.dim():
         return value
-    missing = num_dims - value.dim()
-    rows = math.prod(value.shape[: max(0, place - missing)])
-    return value.reshape(rows, value.numel() // rows if rows else 0)
+    sizes = (1,) * (num_dims - value.dim()) + tuple(value.shape)
+    starts = (0, *ends[:-1])
+    return value.reshape(
+        [math.prod(sizes[start:end]) for start, end in zip(starts, ends, strict=True)]
+    )
 
 
 @dataclass(frozen=True, slots=True)

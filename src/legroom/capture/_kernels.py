@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from legroom.cache import cache_folder
+from legroom.capture._operations import APPLY_MASK
 from legroom.capture._program import Place, Step, read_program, write_program
 
 _COMPILERS = ("c++", "g++", "clang++")
@@ -48,6 +49,8 @@ _SECONDS = 60
 _TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char"}
 _FEWEST_PER_THREAD = 1 << 16
 
+_Kind = tuple[bool, ...]
+"""How a tensor is broadcast: of each run of dimensions, whether it has all, or only ones."""
 Kernel = Callable[[Sequence[torch.Tensor]], None]
 """Is called with what the program is given and its result, cut as in Note [Fused], rule 1."""
 
@@ -75,7 +78,7 @@ def _forms() -> dict[Any, str]:
         aten.sigmoid_backward.default: "{0} * (1 - {1}) * {1}",
         aten.logical_not.default: "!{0}",
         aten.bitwise_not.default: "!{0}",
-        torch.ops.legroom.apply_mask.default: "{0} * (({1} ? 1 : 0) / {2})",
+        APPLY_MASK: "{0} * (({1} ? 1 : 0) / {2})",
     }
     signs = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<",
              "le": "<=", "gt": ">", "ge": ">=", "bitwise_and": "&", "bitwise_or": "|"}  # fmt: skip
@@ -90,6 +93,10 @@ _CONTRACTED = {
     torch.ops.aten.tanh_backward.default: (
         "{0} * FMA(-{1}, {1}, 1)",
         "{0} * (1 - {1} * {1})",
+    ),
+    torch.ops.aten.addcmul.default: (
+        "FMA({1}, {2}, {0})",
+        "{0} + {1} * {2}",
     ),
 }
 """Forms of which PyTorch has one or the other, by how it was compiled: see `_contracted`."""
@@ -123,12 +130,14 @@ def _contracted(operation: Any, dtype: torch.dtype) -> str | None:
     """The form that has this PyTorch's bits on some thousand numbers; None if none has."""
     compiler = _find_compiler()
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(4099, generator=generator, dtype=dtype) for _ in range(2)]
+    operands = [each for each in operation._schema.arguments if not each.kwarg_only]
+    given = [torch.randn(4099, generator=generator, dtype=dtype) for _ in operands]
     expected = operation(*given)
-    program = write_program([Step(operation, (Place(0), Place(1)), {}, dtype)])
+    places = tuple(Place(number) for number in range(len(given)))
+    program = write_program([Step(operation, places, {}, dtype)])
     for text in _CONTRACTED[operation]:
         form = text.replace("FMA", f"__builtin_{_FMA[dtype]}")
-        source = _source(program, (dtype, dtype), ("full", "full"), {operation: form})
+        source = _source(program, (dtype,) * len(given), ((True,),) * len(given), {operation: form})
         result = torch.empty_like(expected)
         _call(_function(compiler, source), [*given, result])
         if torch.equal(result, expected):
@@ -150,16 +159,15 @@ def _number(value: Any, dtype: torch.dtype) -> str:
 def _source(
     program: str,
     dtypes: Sequence[torch.dtype],
-    kinds: Sequence[str],
+    kinds: Sequence[_Kind],
     forms: Mapping[Any, str] = _FORMS,
 ) -> str:
     """The kernel of a program; `kinds` says of each tensor given how it is broadcast."""
     steps = read_program(program)
     known = list(dtypes)
     lines = []
-    index = {"full": "i", "row": "c", "column": "r", "one": "0"}
     for number, (dtype, kind) in enumerate(zip(dtypes, kinds, strict=True)):
-        lines.append(f"const {_typed(dtype)} v{number} = p{number}[{index[kind]}];")
+        lines.append(f"const {_typed(dtype)} v{number} = p{number}[{_index(kind)}];")
     for step in steps:
         read = [known[place] for place in step.reads()]
         floats = {dtype for dtype in read if dtype is not torch.bool}
@@ -183,24 +191,39 @@ def _source(
     pointers.append(f"{result}* __restrict out = ({result}*)p[{len(dtypes)}];")
     lines.append(f"out[i] = v{len(known) - 1};")
     body = "".join(f"    {each}\n" for each in lines)
-    loop = _FLAT_LOOP if {*kinds} <= {"full", "one"} else _LOOP
+    loop = _FLAT_LOOP if all(len({*kind}) == 1 for kind in kinds) else _LOOP
     return (
         f"// {program}\n"
-        'extern "C" void run(long first, long last, long width, void** p) {\n'
+        'extern "C" void run(long first, long last, long middle, long inner, void** p) {\n'
         + "".join(f"  {each}\n" for each in pointers)
         + loop.format(body)
         + "}\n"
     )
 
 
+def _index(kind: _Kind) -> str:
+    """Which element of a tensor is read in the loops over rows, middle and inner dimensions."""
+    if len({*kind}) == 1:
+        return "i" if kind[0] else "0"
+    has_rows, *has_middle, has_inner = kind
+    terms = []
+    if has_rows:
+        terms.append("r * middle" if has_middle == [True] else "r")
+    if has_middle == [True]:
+        terms.append("m")
+    index = " + ".join(terms) or "0"
+    return f"({index}) * inner + c" if has_inner else index
+
+
 _FLAT_LOOP = """\
-  for (long i = first * width; i < last * width; ++i) {{
+  for (long i = first * middle * inner; i < last * middle * inner; ++i) {{
 {}  }}
 """
 _LOOP = """\
   for (long r = first; r < last; ++r)
-  for (long c = 0; c < width; ++c) {{
-    const long i = r * width + c;
+  for (long m = 0; m < middle; ++m)
+  for (long c = 0; c < inner; ++c) {{
+    const long i = (r * middle + m) * inner + c;
 {}  }}
 """
 _ON_TRUTH_VALUES = {
@@ -233,16 +256,16 @@ def kernel_of(program: str, cut: Sequence[torch.Tensor]) -> Kernel | None:
     return _kernel(program, tuple(each.dtype for each in cut[:-1]), kinds)
 
 
-def _kind_of(shape: Sequence[int], whole: Sequence[int]) -> str:
-    if tuple(shape) == tuple(whole):
-        return "full"
+def _kind_of(shape: Sequence[int], whole: Sequence[int]) -> _Kind:
     if math.prod(shape) == 1:
-        return "one"
-    return "column" if shape[0] == whole[0] else "row"
+        return (math.prod(whole) == 1,) * len(whole)
+    return tuple(mine == theirs for mine, theirs in zip(shape, whole, strict=True))
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(program: str, dtypes: tuple[torch.dtype, ...], kinds: tuple[str, ...]) -> Kernel | None:
+def _kernel(
+    program: str, dtypes: tuple[torch.dtype, ...], kinds: tuple[_Kind, ...]
+) -> Kernel | None:
     try:
         run = _function(_find_compiler(), _source(program, dtypes, kinds))
     except (_NotWrittenError, OSError, subprocess.SubprocessError, RuntimeError):
@@ -252,19 +275,24 @@ def _kernel(program: str, dtypes: tuple[torch.dtype, ...], kinds: tuple[str, ...
 
 def _call(run: Any, cut: Sequence[torch.Tensor]) -> None:
     result = cut[-1]
-    num_rows = result.shape[0]
-    width = math.prod(result.shape[1:])
+    num_rows, *middle, inner = result.shape if result.dim() > 1 else (*result.shape, 1)
     pointers = (ctypes.c_void_p * len(cut))(*(each.data_ptr() for each in cut))
-    num_parts = min(torch.get_num_threads(), num_rows, num_rows * width // _FEWEST_PER_THREAD)
+
+    def run_part(first: int, last: int) -> None:
+        run(first, last, math.prod(middle), inner, pointers)
+
+    in_parts(run_part, num_rows, result.numel() // _FEWEST_PER_THREAD)
+
+
+def in_parts(run: Callable[[int, int], None], count: int, most_parts: int) -> None:
+    """Run from first to last, on as many threads as PyTorch has, in so many parts at most."""
+    num_parts = min(torch.get_num_threads(), count, most_parts)
     if num_parts < 2:
-        run(0, num_rows, width, pointers)
+        run(0, count)
         return
-    ends = [num_rows * number // num_parts for number in range(num_parts + 1)]
+    ends = [count * number // num_parts for number in range(num_parts + 1)]
     threads = _threads(torch.get_num_threads())
-    parts = [
-        threads.submit(run, first, last, width, pointers)
-        for first, last in itertools.pairwise(ends)
-    ]
+    parts = [threads.submit(run, first, last) for first, last in itertools.pairwise(ends)]
     for part in parts:
         part.result()
 
@@ -297,6 +325,14 @@ def _find_compiler() -> tuple[str, str] | None:
     return None
 
 
+def compiled(source: str) -> Any:
+    """The function `run` of a piece of C++; None where there is no compiler, or it fails."""
+    try:
+        return _function(_find_compiler(), source)
+    except (_NotWrittenError, OSError, subprocess.SubprocessError):
+        return None
+
+
 def _function(compiler: tuple[str, str] | None, source: str) -> Any:
     if compiler is None:
         raise _NotWrittenError
@@ -316,7 +352,7 @@ def _function(compiler: tuple[str, str] | None, source: str) -> Any:
             )  # fmt: skip
             built.replace(library)
     run = ctypes.CDLL(str(library)).run
-    run.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_long, ctypes.c_void_p]
+    run.argtypes = [ctypes.c_long] * 4 + [ctypes.c_void_p]
     run.restype = None
     return run
 

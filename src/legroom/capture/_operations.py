@@ -40,6 +40,7 @@ LIBRARY.define(
 LIBRARY.impl("dropout_mask", _dropout_mask, "CompositeExplicitAutograd")
 LIBRARY.define("apply_mask(Tensor value, Tensor mask, float kept) -> Tensor")
 LIBRARY.impl("apply_mask", _apply_mask, "CompositeExplicitAutograd")
+APPLY_MASK: Any = torch.ops.legroom.apply_mask.default
 
 
 def _apply_mask_functional(value: torch.Tensor, mask: torch.Tensor, kept: float) -> torch.Tensor:
@@ -47,7 +48,7 @@ def _apply_mask_functional(value: torch.Tensor, mask: torch.Tensor, kept: float)
 
 
 FUNCTIONAL: dict[Any, Callable[..., Any]] = {
-    torch.ops.legroom.apply_mask.default: _apply_mask_functional,
+    APPLY_MASK: _apply_mask_functional,
 }
 """By operation of ours, what Inductor traces instead: nothing is written in place."""
 

@@ -17,7 +17,7 @@ from typing import Any, final
 
 import torch
 
-from legroom.capture import arguments_of, fake_rules
+from legroom.capture import arguments_of, fake_rules, real_tensors
 from legroom.errors import TorchInterfaceError
 
 _MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear"})
@@ -122,19 +122,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
-
-
-@contextlib.contextmanager
-def real_tensors() -> Iterator[None]:
-    """Operations inside run for real, whatever modes (fake tensors, recorders) are on outside."""
-    try:
-        from torch.utils._python_dispatch import _disable_current_modes as disable
-    except ImportError:
-        raise TorchInterfaceError(
-            "torch.utils._python_dispatch._disable_current_modes", tested="2.13.0"
-        ) from None
-    with disable():
-        yield
 
 
 @contextlib.contextmanager

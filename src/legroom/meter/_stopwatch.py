@@ -32,9 +32,9 @@ from typing import Any, final
 import torch
 from torch.profiler import ProfilerActivity
 
-from legroom.capture import arguments_of
+from legroom.capture import arguments_of, real_tensors
 from legroom.errors import UsageError
-from legroom.meter._costs import OperationCost, real_tensors, tensors_in
+from legroom.meter._costs import OperationCost, tensors_in
 from legroom.meter._events import read_events
 from legroom.meter._profiler import profiler_is_running, start_profiler, stop_profiler
 from legroom.meter._resident import release_free_heap

@@ -368,7 +368,7 @@ class Planner:
         return self._lowest_free_bytes()
 
     def _lowest_free_bytes(self) -> int:
-        most_ms = _FREE_SHARE * self.problem.step_ms + self._gained_ms
+        most_ms = _FREE_SHARE * self.problem.step_ms + max(0.0, self._gained_ms)
         free = [
             entry.outcome.peak_bytes
             for order in self._orders
