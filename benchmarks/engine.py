@@ -1,8 +1,8 @@
 """Is fitted training the same, does it keep the budget, and is it faster than what others offer?
 
-In go a case's name and a part (`exact`, `compiled`, `speed`), or a part alone that is measured once
-(`architectures`, `torch_budget`, `limited`); out comes one JSON object on stdout. `benchmarks.run`
-puts the answers side by side.
+In go a case's name and a part (`exact`, `compiled`, `speed`, `stash`), or a part alone that is
+measured once (`architectures`, `torch_budget`, `limited`); out comes one JSON object on stdout.
+`benchmarks.run` puts the answers side by side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,12 +27,17 @@ from benchmarks.exactness import compare_levels, measure_peak
 from benchmarks.limited import measure_limited_run
 from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
+from legroom.capture import capture_step
 from legroom.errors import InfeasibleBudgetError
+from legroom.plan import PlanOptions, parse_activations, planner_of
 
 WARMUP_STEPS = 2
 MEASURED_STEPS = 3
 """So many steps under a plan are measured, and slower for it."""
 ROUNDS = 11
+FACTORS = {"gpt2": (2.5, 3.5), "vit": (1.5, 2.0), "resnet50": (1.5, 1.85)}
+"""How many times less than plain is to be kept for backward."""
+_OTHER_FACTORS = (1.5, 2.0)
 TORCH_BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.5)
 _SEED = 7
 _CRITIC_CASE = "wgan_gp"
@@ -146,6 +151,54 @@ def interleaved(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]
     return times
 
 
+# -- how much less can be kept for backward, and what that costs ---------------------------------
+
+
+def measure_stash(name: str) -> dict[str, Any]:
+    """Step times, taking turns: plain, and fitted so that so many times less is kept."""
+    torch.set_num_threads(1)
+    plain = cases.build(name)
+    for _ in range(WARMUP_STEPS):
+        plain.step()
+    stash = {"plain": legroom.profile(plain.step, warmup=0).largest_stash_bytes}
+    shares = _shares_for(plain, stash["plain"], FACTORS.get(name, _OTHER_FACTORS))
+    runs, handles = {"plain": plain}, {}
+    for key, share in shares.items():
+        case = runs[key] = cases.build(name)
+        for _ in range(WARMUP_STEPS):
+            case.step()
+        handles[key] = fit_case(case, activations=f"{share}%")
+        for _ in range(MEASURED_STEPS):
+            case.step()
+    times = interleaved({each: case.step for each, case in runs.items()})
+    reports = {each: handle.report().to_dict() for each, handle in handles.items()}
+    for key in shares:
+        stash[key] = legroom.profile(runs[key].step, warmup=0).largest_stash_bytes
+    return {"times_ms": times, "stash": stash, "reports": reports}
+
+
+def _shares_for(case: Case, stash_bytes: int, factors: Iterable[float]) -> dict[str, int]:
+    """For each factor the highest share of the activations, in percent, that keeps so much less.
+
+    A factor that no plan reaches is left out.
+    """
+    planner, _ = planner_of(capture_step(case.step), PlanOptions())
+    found: dict[str, int] = {}
+    for factor in factors:
+        low, high = 0, 100
+        while high - low > 1:
+            share = (low + high) // 2
+            budget_bytes = planner.bytes_of(parse_activations(f"{share}%"))
+            is_enough = True
+            if budget_bytes >= planner.floor_bytes:
+                decisions = planner.plan(budget_bytes).decisions
+                is_enough = sum(each.held_bytes for each in decisions) <= stash_bytes / factor
+            low, high = (share, high) if is_enough else (low, share)
+        if planner.bytes_of(parse_activations(f"{low}%")) >= planner.floor_bytes:
+            found[str(factor)] = low
+    return found
+
+
 # -- against PyTorch's own budget ----------------------------------------------------------------
 
 
@@ -252,6 +305,7 @@ CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "exact": measure_exact,
     "compiled": measure_compiled,
     "speed": measure_speed,
+    "stash": measure_stash,
 }
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "architectures": measure_architectures,

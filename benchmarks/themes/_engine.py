@@ -35,6 +35,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         *_exact_section("Other architectures", singles.get("architectures", {})),
         *_compiled_section({n: row["compiled"] for n, row in rows.items() if "compiled" in row}),
         *_speed_section({name: row["speed"] for name, row in rows.items()}),
+        *_stash_section({name: row["stash"] for name, row in rows.items() if "stash" in row}),
         *_torch_section(singles.get("torch_budget", {})),
         *_limited_section(singles.get("limited", {})),
     ]
@@ -180,6 +181,33 @@ def _speed_cells(answer: dict[str, Any]) -> list[str]:
         mib(stash["free"]),
         f"{stash['plain'] / max(1, stash['free']):.2f}",
     ]
+
+
+def _stash_section(seen: dict[str, Any]) -> Iterable[str]:
+    body = []
+    for name, answer in seen.items():
+        if "error" in answer:
+            body.append([name, answer["error"]])
+            continue
+        stash = answer["stash"]
+        for key, report in answer["reports"].items():
+            cells = [name, key, mib(stash["plain"]), mib(stash[key])]
+            cells.append(f"{stash['plain'] / max(1, stash[key]):.2f}")
+            cells.append(_ratio(answer["times_ms"], key, "plain"))
+            cells.append(mib(report["plain_peak_bytes"] - report["measured_peak_bytes"]))
+            body.append(cells)
+    if not body:
+        return
+    head = ["case", "asked", "stash plain MiB", "stash", "times less", "time / plain", "peak lower"]
+    yield from (
+        "## How much less can be kept for backward",
+        "",
+        "Stash as `legroom profile` measures it, at the highest budget whose plan keeps so many "
+        "times less than plain; exactness `bitwise`; times as above.",
+        "",
+        *table(head, body),
+        "",
+    )
 
 
 def _ratio(times: dict[str, list[float]], one: str, other: str) -> str:
