@@ -65,6 +65,8 @@ class OperationCost:
         moved_bytes: Read and written at the least: every input and every output once.
         held_bytes: Its inputs and outputs together.
         largest_output_bytes: The largest block it asks for to write to.
+        not_returned: Places among its outputs where a step gets nothing: gradients that nobody
+            wants, which some kernels compute all the same.
         dtype: Of its first floating-point tensor; `"float32"` where there is none.
         is_elementwise: Whether PyTorch calls it pointwise.
     """
@@ -74,6 +76,7 @@ class OperationCost:
     moved_bytes: int = 0
     held_bytes: int = 0
     largest_output_bytes: int = 0
+    not_returned: tuple[int, ...] = ()
     dtype: str = "float32"
     is_elementwise: bool = False
 
@@ -164,6 +167,11 @@ def _cost(
         moved_bytes=0 if moves_nothing else sum(read_bytes) + written_bytes,
         held_bytes=held_bytes,
         largest_output_bytes=max(written, default=0),
+        not_returned=tuple(
+            place
+            for place, value in enumerate(output if isinstance(output, list | tuple) else ())
+            if value is None
+        ),
         dtype=str(next(floats, torch.float32)).removeprefix("torch."),
         is_elementwise=torch.Tag.pointwise in getattr(operation, "tags", ()),
     )

@@ -68,6 +68,7 @@ class Call:
 
     Attributes:
         is_fresh: Whether its output is new memory in every run; see Note [Stopwatch], rule 4.
+        not_returned: Places among its outputs where a step gets nothing.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Call:
     sets: tuple[tuple[list[Any], dict[str, Any]], ...]
     device: torch.device
     is_fresh: bool = False
+    not_returned: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, signature: str, cost: OperationCost, device: torch.device) -> Call:
@@ -93,7 +95,8 @@ class Call:
         num_sets = max(1, min(_MOST_SETS, _SETS_BYTES // max(1, cost.held_bytes)))
         copies = [(_copied(args), _copied(kwargs)) for _ in range(num_sets - 1)]
         is_fresh = cost.largest_output_bytes >= _FRESH_BYTES
-        return cls(cost.name, operation, ((args, kwargs), *copies), device, is_fresh)
+        sets = ((args, kwargs), *copies)
+        return cls(cost.name, operation, sets, device, is_fresh, cost.not_returned)
 
     def run(self, number: int = 0) -> Any:
         """What the operation returns for one of the sets, taken in turn."""
@@ -154,6 +157,8 @@ def measure_workspace(call: Call) -> int:
     for event in read_events(profiler, call.device).allocations:
         held_bytes += event.delta_bytes
         highest_bytes = max(highest_bytes, held_bytes)
+    for each in tensors_in([output[place] for place in call.not_returned]):
+        held_bytes -= each.untyped_storage().nbytes()
     del output
     return max(0, highest_bytes - held_bytes)
 

@@ -217,7 +217,11 @@ def check_fitted(recipe: Recipe, **budget: str | int) -> None:
 def test_fitted_models_train_the_same(part):
     @seed(part)
     @settings(
-        max_examples=300 // NUM_PARTS, deadline=None, database=None, suppress_health_check=_QUIET
+        max_examples=300 // NUM_PARTS,
+        deadline=None,
+        database=None,
+        phases=_GENERATE,
+        suppress_health_check=_QUIET,
     )
     @given(recipes(), st.integers(1, 99))
     def check(recipe, share):

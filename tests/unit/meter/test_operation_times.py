@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.capture import signature_of
 from legroom.meter import OperationTimes, _operation_times, _stopwatch, _time_cache
+from legroom.meter._costs import cost_of
 from legroom.meter._operation_times import achieved_rates
 
 aten = torch.ops.aten
@@ -243,6 +244,20 @@ def test_workspace_of_a_convolution_backward_is_kept(rounds):
     assert first[conv].workspace_bytes > 0
     assert first[RELU].workspace_bytes == 0
     assert OperationTimes().measure([conv, RELU]) == first
+
+
+def test_a_gradient_that_nobody_wants_is_workspace():
+    """Of a frozen convolution with a bias that is trained: oneDNN computes both gradients."""
+    image, weight = torch.randn(2, 8, 16, 16), torch.randn(8, 8, 3, 3)
+    ones, zeros = [1, 1], [0, 0]
+    shared = (image, image, weight, [8], ones, ones, ones, False, zeros, 1)
+    workspace = []
+    for wanted in (True, False):
+        args = (*shared, [False, wanted, True])
+        signature = signature_of(aten.convolution_backward.default, args)
+        call = _stopwatch.Call.of(signature, cost_of(signature), torch.device("cpu"))
+        workspace.append(_stopwatch.measure_workspace(call))
+    assert workspace[1] == workspace[0] + weight.untyped_storage().nbytes()
 
 
 def test_workspace_is_what_does_not_remain():
