@@ -15,12 +15,15 @@ real ones, or, where that depends on values nobody knows yet, as large as they c
 # 5. TorchDynamo and AOTAutograd dispatch to fake kernels themselves; for them `fake_rules()` puts
 #    the exact rules into torch's table. The guesses stay out of it: there torch breaks the graph,
 #    which is right, where a guess would compile a wrong shape.
+# 6. Inductor copies torch's table of decompositions when it is first imported. If that happened
+#    while ours is changed, its copy would lack some for the rest of the process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,12 +39,14 @@ from legroom.capture._rnn import lstm_workspace_bytes
 aten = torch.ops.aten
 
 
-@contextmanager
+@contextlib.contextmanager
 def fake_rules() -> Iterator[None]:
     """Give the exact rules to every fake tensor mode, those of TorchDynamo and AOTAutograd too.
 
     Limits: changes a table of torch's for the whole process while the context is open.
     """
+    with contextlib.suppress(ImportError):  # see Note [Fake rules], rule 6
+        importlib.import_module("torch._inductor.decomposition")
     table = fake_impls.op_implementations_dict
     added = {op: _as_implementation(rule) for op, rule in FAKE_RULES.items() if op not in ASSUMED}
     before = {op: table[op] for op in added if op in table}

@@ -103,7 +103,11 @@ def choose_ways(
     report_faults(faults_of_ways(only=only, without=without, exactness=exactness))
     if not only and not without:
         return None
-    chosen = only or (*ways.names(), *variants.names())
+    chosen = only or tuple(
+        name
+        for name in (*ways.names(), *variants.names())
+        if not [*_faults_of_name(name, exactness)]
+    )
     return tuple(name for name in chosen if name not in without)
 
 

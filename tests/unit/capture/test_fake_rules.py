@@ -1,5 +1,8 @@
 """Fake results against real ones, operation by operation."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -232,3 +235,15 @@ def test_grouped_product_is_captured_with_the_same_bits():
         captured = run(torch.compile(product, backend="aot_eager", fullgraph=True))
     assert all(torch.equal(one, other) for one, other in zip(captured, expected, strict=True))
     torch._dynamo.reset()
+
+
+def test_inductor_is_not_left_without_decompositions():
+    """It copies torch's table when it is imported, which may be while ours is changed."""
+    script = (
+        "import torch; from legroom.capture import fake_rules\n"
+        "with fake_rules(): import torch._inductor.compile_fx\n"
+        "from torch._inductor.decomposition import select_decomp_table\n"
+        "assert torch.ops.aten.native_batch_norm_backward.default in select_decomp_table()"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()[-500:]

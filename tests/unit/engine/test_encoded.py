@@ -71,6 +71,31 @@ def test_compiled_kernels_decode_too():
     assert "bits" in handle.report().ways
 
 
+def test_compiled_kernels_need_no_further_choice():
+    """A convolution, a batch norm and a ReLU, with every way that the exactness allows."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)]
+    model = nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 5))
+    value = torch.randn(8, 3, 20, 20)
+
+    def losses(trained):
+        optimizer, found = sgd(trained), []
+        for _ in range(2):
+            loss = trained(value).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    plain = copy.deepcopy(model)
+    expected = losses(plain)
+    handle = legroom.fit(model, budget="floor", executor="inductor", exactness="rounding")
+    assert losses(model) == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(model[1].running_var, plain[1].running_var)
+    assert not handle.report().not_planned
+
+
 class Multilayer(nn.Module):
     """Softplus: no ReLU whose sign a rounding could turn, and every layer keeps its input."""
 

@@ -44,8 +44,12 @@ def test_with_and_without_choose():
     everything = (*ways.names(), *variants.names())
     assert choose_ways() is None
     assert choose_ways(only=["remake"]) == ("remake",)
-    left = choose_ways(without=["remake"])
+    left = choose_ways(without=["remake"], exactness="lossy")
     assert left == tuple(name for name in everything if name != "remake")
+    options = PlanOptions(ways=choose_ways(without=["remake"]))
+    assert {way.name for way in ways.select(options.way_names)} == {
+        way.name for way in ways.select() if way.name != "remake"
+    }
 
 
 @pytest.mark.parametrize(
