@@ -33,7 +33,7 @@ def same_bits(ours, theirs):
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(2, 2, 2), (16, 33, 5, 7), (1, 9, 40), (3, 8, 2, 3, 4)])
-@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.037, 1.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.037])
 def test_all_that_it_returns_has_the_bits_of_pytorch(shape, momentum):
     given = arguments(*shape, momentum=momentum)
     assert same_bits(BATCH_NORMS[WITH](*given), WITH(*given))

@@ -49,7 +49,7 @@ class Returning(Net):
         return {"loss": loss, "scores": scores} if how == "dict" else [loss, scores]
 
 
-@pytest.mark.parametrize("how", ["list", "dict", "dataclass"])
+@pytest.mark.parametrize("how", [pytest.param("list", marks=pytest.mark.slow), "dict", "dataclass"])
 def test_outputs_in_containers(how):
     def gradients(model, step):
         value, target = batch(step)

@@ -182,7 +182,7 @@ def check_choices(recipe: Recipe, num_choices: int) -> None:
         assert abs(measured - predicted) <= 0.01 * predicted + ROOM_BYTES, (measured, predicted)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=_GENERATE,
+@settings(max_examples=8, deadline=None, derandomize=True, phases=_GENERATE,
           suppress_health_check=_QUIET)  # fmt: skip
 @given(recipes())
 def test_any_choice_trains_the_same(recipe):
