@@ -27,7 +27,6 @@ from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._real import real_tensors
 
 _SIDE_BY_SIDE = 8
-_FEWEST_PER_THREAD = 1 << 16
 _SOURCE = """\
 template <int L> static void sum_up(
     long n, long channels, long width, long first, double eps,
@@ -96,7 +95,7 @@ def _batch_statistics(value: torch.Tensor, eps: float) -> Statistics:
     def run_part(first: int, last: int) -> None:
         run(first, last, batch, width, pointers)
 
-    in_parts(run_part, channels, value.numel() // _FEWEST_PER_THREAD)
+    in_parts(run_part, channels, value.numel())
     return found
 
 
@@ -145,20 +144,13 @@ def _in_two(
     return normal, mean, inverse, new_mean, new_variance
 
 
-def _with_statistics(*given: Any) -> Any:
+def _take_apart(*given: Any) -> Any:
+    """With running statistics among what is given, or without."""
     *tensors, is_training, momentum, eps = given
     if not is_training or not _is_known(tensors):
         return NotImplemented
     value, weight, bias, *running = tensors
     return _in_two(value, (weight, bias), running, momentum, eps)
-
-
-def _without_statistics(*given: Any) -> Any:
-    *tensors, is_training, momentum, eps = given
-    if not is_training or not _is_known(tensors):
-        return NotImplemented
-    value, weight, bias = tensors
-    return _in_two(value, (weight, bias), (), momentum, eps)
 
 
 def _is_known(given: Sequence[torch.Tensor | None]) -> bool:
@@ -208,7 +200,7 @@ def _is_same(value: torch.Tensor, by_channel: torch.Tensor, momentum: float) -> 
 
 
 BATCH_NORMS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._native_batch_norm_legit_functional.default: _with_statistics,
-    torch.ops.aten._native_batch_norm_legit.no_stats: _without_statistics,
+    torch.ops.aten._native_batch_norm_legit_functional.default: _take_apart,
+    torch.ops.aten._native_batch_norm_legit.no_stats: _take_apart,
 }
 """What AOTAutograd does in place of a batch norm."""

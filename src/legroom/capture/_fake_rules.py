@@ -32,8 +32,8 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from legroom.capture._real import real_tensors
 from legroom.capture._rnn import lstm_workspace_bytes
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def _most(tensor: Tensor, value_of: Callable[[Tensor], Tensor], *, otherwise: in
     known = _known(tensor)
     if known is None:
         return otherwise
-    with _disable_current_modes():
+    with real_tensors():
         return int(value_of(known).item())
 
 

@@ -281,12 +281,12 @@ def _call(run: Any, cut: Sequence[torch.Tensor]) -> None:
     def run_part(first: int, last: int) -> None:
         run(first, last, math.prod(middle), inner, pointers)
 
-    in_parts(run_part, num_rows, result.numel() // _FEWEST_PER_THREAD)
+    in_parts(run_part, num_rows, result.numel())
 
 
-def in_parts(run: Callable[[int, int], None], count: int, most_parts: int) -> None:
-    """Run from first to last, on as many threads as PyTorch has, in so many parts at most."""
-    num_parts = min(torch.get_num_threads(), count, most_parts)
+def in_parts(run: Callable[[int, int], None], count: int, num_elements: int) -> None:
+    """Run from first to last of `count`, on as many threads as PyTorch has, if it is enough."""
+    num_parts = min(torch.get_num_threads(), count, num_elements // _FEWEST_PER_THREAD)
     if num_parts < 2:
         run(0, count)
         return

@@ -29,7 +29,8 @@ from torch import fx, nn
 # At the top, because traced code looks it up. Who imports this module has TorchDynamo loaded.
 from torch._dynamo.comptime import comptime
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from legroom.capture._real import real_tensors
 
 _FUNCTIONS = frozenset(
     {
@@ -174,7 +175,7 @@ class _Recipe:
         if self.source is not None and not is_real:
             raise _UnknownError
         # Neither a mode that records nor one that fakes may see this.
-        with _disable_current_modes(), torch.no_grad():
+        with real_tensors(), torch.no_grad():
             made = self.module(*([] if self.source is None else [value]))
             if not isinstance(made, torch.Tensor):
                 raise _UnknownError

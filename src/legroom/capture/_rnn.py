@@ -37,7 +37,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+
+from legroom.capture._real import real_tensors
 
 _LSTM_MODE = 2
 _PAGE_BYTES = 4096
@@ -120,7 +121,7 @@ def _measure_workspace_bytes(num_steps: int, batch: int, input_size: int, hidden
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
-    with _disable_current_modes():
+    with real_tensors():
         weights = [zeros(4 * hidden_size, input_size), zeros(4 * hidden_size, hidden_size)]
         states = zeros(batch, hidden_size), zeros(batch, hidden_size)
         outputs = _run_layer(zeros(num_steps, batch, input_size), weights, *states, False, True)

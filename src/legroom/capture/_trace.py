@@ -32,11 +32,12 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.capture._fake_rules import ASSUMED, FAKE_RULES
 from legroom.capture._heap import shape_and_dtype
 from legroom.capture._kinds import Kind, Phase
+from legroom.capture._real import real_tensors
 from legroom.capture._signature import signature_of
 from legroom.capture._sites import SiteTable
 from legroom.errors import TorchInterfaceError
@@ -229,7 +230,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [item for item in _leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
         if self._stays_real(func, args, kwargs, tensors):
             self._pending = _Pending()
-            with _disable_current_modes():
+            with real_tensors():
                 output = func(*args, **kwargs)
             if func.is_view:
                 self._pending = None
@@ -344,7 +345,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = tensor if not isinstance(tensor, FakeTensor) else tensor.constant
         raw = self.find(tensor)
         if known is not None and (raw is None or raw.index not in self._unknown):
-            with _disable_current_modes():
+            with real_tensors():
                 return known.item()
         if self.phase is not Phase.OPTIMIZER:
             site = self.sites.here(self.current_module())
@@ -381,7 +382,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _assume_half(number: torch.Tensor) -> None:
     """See Note [Recording], rule 5."""
     if isinstance(number, FakeTensor):
-        with _disable_current_modes():
+        with real_tensors():
             number.constant = torch.full(number.shape, 0.5, dtype=number.dtype)
 
 

@@ -68,10 +68,10 @@ def linear_cross_entropy(  # noqa: PLR0913 - the arguments of PyTorch's cross_en
     Cost: the last layer's forward once more. Saves: all logits and their copies but some rows.
     """
     _check(features, weight, target, reduction)
-    kept = torch.get_autocast_dtype(features.device.type)
+    narrow = torch.get_autocast_dtype(features.device.type)
     if torch.is_autocast_enabled(features.device.type) and features.dtype is not torch.float64:
-        features, weight = features.to(kept), weight.to(kept)
-        bias = None if bias is None else bias.to(kept)
+        features, weight = features.to(narrow), weight.to(narrow)
+        bias = None if bias is None else bias.to(narrow)
     rows = features.reshape(-1, features.shape[-1])
     answers = target.reshape(-1)
     losses, _ = torch.ops.legroom.linear_cross_entropy(
@@ -201,22 +201,22 @@ def _forward(
 
 
 def _backward(
+    wants_weight: bool,
     gradient: torch.Tensor,
     spread: torch.Tensor,
     rows: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    class_weight: torch.Tensor | None,
-    *settings: Any,
+    *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    bias, target, class_weight, *settings = rest
     told = _Settings(*settings)
     wide = _wide(rows.dtype)
     to_rows = torch.empty_like(rows)
-    to_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+    to_weight = weight.new_zeros(weight.shape if wants_weight else 0, dtype=wide)
     to_bias = torch.zeros(len(weight) if bias is not None else 0, dtype=wide, device=weight.device)
     weights = _class_weights(weight, class_weight, wide)
     each = told.label_smoothing / len(weight)
+    smoothed = each * weights.sum()
     count = _num_rows(weight)
     for start in range(0, len(rows), count):
         part = slice(start, start + count)
@@ -225,7 +225,7 @@ def _backward(
         given = gradient[part].where(counted, 0.0)[:, None]
         share = _share_of(answers, class_weight, told).to(wide)[:, None]
         slopes = _logits(rows[part], weight, bias).sub_(spread[part, None]).exp_()
-        slopes *= share + each * weights.sum() + 2 * told.z_loss * spread[part, None]
+        slopes *= share + smoothed + 2 * told.z_loss * spread[part, None]
         slopes.scatter_add_(1, answers[:, None], -share)
         if told.label_smoothing:
             slopes -= each * weights
@@ -234,7 +234,8 @@ def _backward(
             to_bias += slopes.sum(0)
         narrow = slopes.to(rows.dtype)
         torch.mm(narrow, weight, out=to_rows[part])
-        _add_product(to_weight, narrow, rows[part])
+        if wants_weight:
+            _add_product(to_weight, narrow, rows[part])
     narrow_bias = to_bias if bias is None else to_bias.to(bias.dtype)
     return to_rows, to_weight.to(weight.dtype), narrow_bias
 
@@ -269,6 +270,7 @@ def _empty_forward(rows: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.
 
 
 def _empty_backward(
+    wants_weight: bool,
     gradient: torch.Tensor,
     spread: torch.Tensor,
     rows: torch.Tensor,
@@ -279,7 +281,7 @@ def _empty_backward(
     to_bias = (
         weight.new_empty(0, dtype=_wide(rows.dtype)) if bias is None else bias.new_empty(bias.shape)
     )
-    return torch.empty_like(rows), weight.new_empty(weight.shape), to_bias
+    return torch.empty_like(rows), weight.new_empty(weight.shape if wants_weight else 0), to_bias
 
 
 _OPERANDS = (
@@ -290,8 +292,8 @@ LIBRARY.define(f"linear_cross_entropy({_OPERANDS}) -> (Tensor, Tensor)")
 LIBRARY.impl("linear_cross_entropy", _forward, "CompositeExplicitAutograd")
 LIBRARY.impl("linear_cross_entropy", _empty_forward, "Meta")
 LIBRARY.define(
-    f"linear_cross_entropy_backward(Tensor gradient, Tensor spread, {_OPERANDS}) "
-    "-> (Tensor, Tensor, Tensor)"
+    f"linear_cross_entropy_backward(bool wants_weight, Tensor gradient, Tensor spread, "
+    f"{_OPERANDS}) -> (Tensor, Tensor, Tensor)"
 )
 LIBRARY.impl("linear_cross_entropy_backward", _backward, "CompositeExplicitAutograd")
 LIBRARY.impl("linear_cross_entropy_backward", _empty_backward, "Meta")
@@ -306,7 +308,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _differentiate(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
     made = torch.ops.legroom.linear_cross_entropy_backward(
-        gradient, *ctx.saved_tensors, *ctx.settings
+        ctx.needs_input_grad[1], gradient, *ctx.saved_tensors, *ctx.settings
     )
     wanted = [
         each if needed else None

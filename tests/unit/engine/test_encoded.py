@@ -47,27 +47,28 @@ def test_masks_are_held_as_bits():
     assert "bits" in report.ways
 
 
+def losses(trained, value):
+    torch.manual_seed(1)
+    optimizer, found = sgd(trained), []
+    for _ in range(3):
+        loss = trained(value).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
 def test_compiled_kernels_decode_too():
     layers = (nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.04), nn.ReLU()) for _ in range(6))
     model = nn.Sequential(*layers)
     value = torch.randn(512, 64)
 
-    def losses(trained):
-        torch.manual_seed(1)
-        optimizer, found = sgd(trained), []
-        for _ in range(3):
-            loss = trained(value).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
-
-    expected = losses(copy.deepcopy(model))
+    expected = losses(copy.deepcopy(model), value)
     handle = legroom.fit(
         model, budget="floor", ways=["bits"], executor="inductor", exactness="rounding"
     )
-    assert losses(model) == pytest.approx(expected, rel=1e-5)
+    assert losses(model, value) == pytest.approx(expected, rel=1e-5)
     assert "bits" in handle.report().ways
 
 
@@ -78,20 +79,10 @@ def test_compiled_kernels_need_no_further_choice():
     model = nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 5))
     value = torch.randn(8, 3, 20, 20)
 
-    def losses(trained):
-        optimizer, found = sgd(trained), []
-        for _ in range(2):
-            loss = trained(value).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
-
     plain = copy.deepcopy(model)
-    expected = losses(plain)
+    expected = losses(plain, value)
     handle = legroom.fit(model, budget="floor", executor="inductor", exactness="rounding")
-    assert losses(model) == pytest.approx(expected, rel=1e-4)
+    assert losses(model, value) == pytest.approx(expected, rel=1e-4)
     torch.testing.assert_close(model[1].running_var, plain[1].running_var)
     assert not handle.report().not_planned
 

@@ -178,6 +178,10 @@ def test_frozen_weights_get_no_gradient():
     linear_cross_entropy(features, weight, torch.tensor([0, 1, 4])).backward()
     assert features.grad is not None
     assert weight.grad is None
+    given = features.detach(), weight, None, torch.tensor([0, 1, 4]), None, -100, 0.0, 0.0
+    backward = torch.ops.legroom.linear_cross_entropy_backward
+    made = [backward(wants, torch.ones(3), torch.zeros(3), *given)[1] for wants in (True, False)]
+    assert [each.numel() for each in made] == [weight.numel(), 0]  # and is not even computed
 
 
 def test_the_module_says_what_it_does():
