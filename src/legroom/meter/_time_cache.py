@@ -9,8 +9,9 @@ again. One file for each surrounding that times depend on; see Note [Time cache]
 #    a hash of that, and its first line says it in words.
 # 2. Each result is one line, appended in one write as soon as it is there: a process that is killed
 #    loses nothing, two processes do not mix their lines, and the last line on a signature counts.
-# 3. A line that cannot be read is left out, and the file written anew without it, through a
-#    temporary file and a rename.
+# 3. The file only grows, so that no process takes away what another has just added: a line that
+#    cannot be read is overwritten by spaces where it stands, and a last line without an end gets
+#    one. The latter may be a line that another process is about to write: it is read next time.
 # 4. The cache is never needed: what goes wrong with it becomes a note, not an error.
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any, final
 
@@ -78,18 +78,20 @@ class TimeCache:
             folder = cache_folder() / "operation_times"
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{_digest(self._surroundings)}.jsonl"
-            is_new = not path.exists()
-            _append(path, self._header() if is_new else "")
-            text = path.read_text(encoding="utf-8", errors="replace")
+            if not path.exists():
+                _append(path, self._header())
+            content = path.read_bytes()
+            unfinished = content[content.rfind(b"\n") + 1 :]
+            if unfinished:
+                _append(path, "\n")
+            times, bad = _read_lines(content)
+            _blank(path, bad)
         except (OSError, RuntimeError) as error:
             self._give_up(error)
             return {}
         self._path = path
-        times, num_bad = _read_lines(text.splitlines())
-        if num_bad:
-            self.notes.append(f"{path}: what could not be read was left out (lines: {num_bad})")
-        if num_bad or not text.endswith("\n"):
-            self._rewrite(path, times)
+        if bad:
+            self.notes.append(f"{path}: what could not be read was left out (lines: {len(bad)})")
         return times
 
     def add(self, signature: str, time: OperationTime) -> None:
@@ -111,16 +113,6 @@ class TimeCache:
     def _header(self) -> str:
         return json.dumps({"schema": _SCHEMA, **self._surroundings}) + "\n"
 
-    def _rewrite(self, path: Path, times: dict[str, OperationTime]) -> None:
-        text = self._header() + "".join(_line(*item) for item in times.items())
-        try:
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError as error:
-            self._give_up(error)
-
 
 def _digest(surroundings: dict[str, str]) -> str:
     text = json.dumps([_SCHEMA, surroundings], sort_keys=True)
@@ -135,23 +127,42 @@ def _append(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
+def _blank(path: Path, spans: list[tuple[int, int]]) -> None:
+    if not spans:
+        return
+    with path.open("r+b") as file:
+        for offset, length in spans:
+            file.seek(offset)
+            file.write(b" " * length)
+
+
 def _line(signature: str, time: OperationTime) -> str:
     fields = {"signature": signature, "ms": time.ms, "workspace_bytes": time.workspace_bytes}
     return json.dumps(fields) + "\n"
 
 
-def _read_lines(lines: list[str]) -> tuple[dict[str, OperationTime], int]:
+def _read_lines(content: bytes) -> tuple[dict[str, OperationTime], list[tuple[int, int]]]:
+    """The times, and offset and length of each finished line that holds none."""
     times: dict[str, OperationTime] = {}
-    num_bad = 0
-    for line in lines:
+    bad = []
+    offset = 0
+    for line in content.split(b"\n"):
+        end = offset + len(line)
         try:
-            fields = json.loads(line)
-            if isinstance(fields, dict) and fields.get("schema") == _SCHEMA:
-                continue
-            times[str(fields["signature"])] = _read_time(fields)
+            if line.strip():
+                _read_line(line, times)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            num_bad += 1
-    return times, num_bad
+            if end < len(content):
+                bad.append((offset, len(line)))
+        offset = end + 1
+    return times, bad
+
+
+def _read_line(line: bytes, times: dict[str, OperationTime]) -> None:
+    fields = json.loads(line)
+    if isinstance(fields, dict) and fields.get("schema") == _SCHEMA:
+        return
+    times[str(fields["signature"])] = _read_time(fields)
 
 
 def _read_time(fields: dict[str, Any]) -> OperationTime:

@@ -97,7 +97,8 @@ def test_a_corrupt_cache_is_mended(rounds, cache):
     OperationTimes().measure([RELU, TANH])
     (file,) = cache.iterdir()
     good = [line for line in file.read_bytes().splitlines() if b"tanh" not in line]
-    file.write_bytes(b"\n".join([*good, b"\xff\x00 not json", b'{"signature": "x"}', b'{"sig']))
+    bad = [b"\xff\x00 not json", b'{"signature": "x"}', b'{"sig', b""]
+    file.write_bytes(b"\n".join([*good, *bad]))
     rounds.clear()
     times = OperationTimes()
     assert times.measure([RELU, TANH])[RELU].ms == 2.0

@@ -73,6 +73,22 @@ def test_a_line_without_its_end_takes_no_other_along(folder):
     assert TimeCache(HERE).read() == {"a": measured(1.0), "b": measured(2.0)}
 
 
+def test_opening_the_file_takes_nothing_of_what_another_adds_meanwhile(folder):
+    first = opened()
+    (file,) = (folder / "operation_times").iterdir()
+    with file.open("a") as text:
+        text.write('no line of ours\n{"signature": "half')
+    inode = file.stat().st_ino
+    second = opened()
+    first.add("a", measured(1.0))
+    second.add("b", measured(2.0))
+    cache = TimeCache(HERE)
+    assert cache.read() == {"a": measured(1.0), "b": measured(2.0)}
+    assert file.stat().st_ino == inode
+    assert len(second.notes) == len(cache.notes) == 1
+    assert opened().notes == []
+
+
 @pytest.mark.parametrize("ms", ["NaN", "-1", "Infinity", '"x"', "null"])
 def test_what_is_no_time_is_left_out(folder, ms):
     opened()
