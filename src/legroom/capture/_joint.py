@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from legroom.capture._fuse import fuse
+from legroom.capture._into_zeros import write_into_zeros
 from legroom.capture._nodes import is_tangent, nodes_of_backward
 from legroom.capture._signature import signature_of
 from legroom.capture._sites import is_model_code, line_of
@@ -124,13 +125,15 @@ def read_joint_graph(
     module_path: Callable[[str], str | None],
     root: str,
 ) -> PieceCode:
-    """The piece that a joint graph describes; the graph is changed first, see Note [Fusing].
+    """The piece that a joint graph describes; the graph is changed first, see Note [Fusing] and
+    Note [Into zeros].
 
     Args:
         num_forward_outputs: How many of the graph's outputs forward returns.
         module_path: Path of the module that TorchDynamo knows by a key; None if unknown.
         root: Path of the module that was called.
     """
+    write_into_zeros(joint)
     fuse(joint)
     return _Reader(joint, module_path, root).read(num_forward_outputs)
 

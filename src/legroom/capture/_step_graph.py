@@ -10,7 +10,8 @@ piece written out into its operations. See Note [Graph] in `_graph.py`, and Note
 # 2. A piece keeps nothing for its backward while it is recorded. So what it returned and its caller
 #    dropped before backward needs it lives by use as well; what it was given lives at least until
 #    its last use.
-# 3. Where autograd adds a gradient to one that dies right after, it adds in place.
+# 3. Where autograd adds a gradient to one that dies right after, or writes one into zeros that do,
+#    it does so in place.
 # 4. Where it adds what a piece's backward returned to a gradient that was there before, the engine
 #    does so inside the piece, right after the gradient is made.
 
@@ -90,7 +91,7 @@ class _Builder:
         self._internal: dict[int, dict[int, int]] = {}
         self._calls: dict[int, int] = {}
         self._traced_names: dict[int, dict[int, str]] = {}
-        self._same = _additions_in_place(recorder, steps)
+        self._same = _written_in_place(recorder, steps)
 
     # Storages ------------------------------------------------------------------------------------
 
@@ -338,7 +339,7 @@ def _known(locals_: tuple[int, ...], numbers: dict[int, int]) -> tuple[int, ...]
     return tuple(dict.fromkeys(numbers[local] for local in locals_ if local in numbers))
 
 
-def _additions_in_place(recorder: Recorder, steps: range) -> dict[int, int]:
+def _written_in_place(recorder: Recorder, steps: range) -> dict[int, int]:
     """Storages that a plain run would not have made, and the one it would have written into.
 
     See Note [Lives], rule 3.
@@ -346,7 +347,7 @@ def _additions_in_place(recorder: Recorder, steps: range) -> dict[int, int]:
     same: dict[int, int] = {}
     for position in steps:
         raw = recorder.operations[position]
-        if not raw.adds_gradients or len(raw.writes) != 1:
+        if not raw.is_in_place_else or len(raw.writes) != 1:
             continue
         (result,) = raw.writes
         for operand in raw.reads:

@@ -14,7 +14,7 @@ See Note [Recording].
 #    either.
 # 4. Under a dispatch mode autograd adds gradients up out of place. In a plain run it adds in place
 #    where nobody else holds the first one, so such additions are marked, and one storage is made of
-#    two afterwards.
+#    two afterwards. The same holds for gradients of selections, which it writes into zeros.
 # 5. Whole numbers and truth values that were real stay real as long as they are small, and so do
 #    those that the program makes of nothing (`arange`): they often decide where the program goes
 #    (`if mask.all()`). Other values are not known, nor are those of a real tensor once something
@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.capture._fake_rules import ASSUMED, FAKE_RULES
 from legroom.capture._heap import shape_and_dtype
+from legroom.capture._into_zeros import WRITES_INTO_ZEROS
 from legroom.capture._kinds import Kind, Phase
 from legroom.capture._real import real_tensors
 from legroom.capture._signature import signature_of
@@ -80,7 +81,7 @@ class RawOperation:
     Attributes:
         site: Number of its source line in the recorder's table; -1 if unknown.
         by_autograd: Whether autograd itself called it, to add up gradients.
-        adds_gradients: The same, out of place; see Note [Recording], rule 4.
+        is_in_place_else: Whether it is out of place only here; see Note [Recording], rule 4.
         run: What stands here instead of one operation; see `_pieces.PieceRun`.
     """
 
@@ -94,7 +95,7 @@ class RawOperation:
     site: int = -1
     module: str = ""
     by_autograd: bool = False
-    adds_gradients: bool = False
+    is_in_place_else: bool = False
     run: Any = None
 
 
@@ -313,7 +314,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 site=site,
                 module=module,
                 by_autograd=by_autograd,
-                adds_gradients=by_autograd and func is _ACCUMULATION,
+                is_in_place_else=(by_autograd and func is _ACCUMULATION)
+                or (phase is Phase.BACKWARD and func in WRITES_INTO_ZEROS),
             )
         )
         for raw in pending.dead if pending is not None else ():

@@ -1,0 +1,92 @@
+"""A gradient written into zeros is one tensor, in a plain step and in a planned one."""
+
+import pytest
+import torch
+from torch import nn
+
+import legroom
+from legroom.capture._into_zeros import _WRITES
+from tests.unit.capture.test_step_capture import capture_of
+from tests.unit.engine.training import bytes_of
+
+ROWS = torch.tensor([3, 1, 3, 60, 2])
+CHOSEN = torch.randint(64, (8, 5, 32), generator=torch.Generator().manual_seed(0))
+SELECTIONS = {
+    "highest": lambda x: x.max(1).values,
+    "lowest of two": lambda x: x.kthvalue(2, 1).values,
+    "sorted": lambda x: x.sort(1).values[:, :7],
+    "rows": lambda x: x[:, ROWS],
+    "rows and columns": lambda x: x[:, ROWS, ROWS % 32],
+    "gathered": lambda x: x.gather(1, CHOSEN),
+}
+
+
+class Selecting(nn.Module):
+    def __init__(self, select):
+        super().__init__()
+        self.below = nn.Linear(32, 32)
+        self.select = select
+
+    def forward(self, value):
+        return self.select(torch.tanh(self.below(value))).square().mean()
+
+
+def trained(select, **options):
+    """What three steps leave, and predicted and measured peak if it was fitted."""
+    torch.manual_seed(0)
+    model, data = Selecting(select), torch.randn(8, 64, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fitted = legroom.fit(model, optimizer=optimizer, **options) if options else None
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(data)
+        loss.backward()
+        optimizer.step()
+    seen = [bytes_of(each) for each in (loss, *model.parameters())]
+    if fitted is None:
+        return seen, None
+    report = fitted.report()
+    fitted.undo()
+    return seen, (report.predicted_peak_bytes, report.measured_peak_bytes)
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("budget", ["100%", "floor"])
+def test_the_peak_is_that_of_one_tensor(name, budget):
+    plain, _ = trained(SELECTIONS[name])
+    seen, (predicted, measured) = trained(SELECTIONS[name], budget=budget)
+    assert seen == plain
+    assert measured == pytest.approx(predicted, rel=0.01)
+
+
+def planned_names(model, data):
+    return [each.name for each in capture_of(model, x=data).planned.operations]
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_no_zeros_are_left_in_the_graph(name):
+    names = planned_names(Selecting(SELECTIONS[name]), torch.randn(8, 64, 32))
+    assert any("_into_zeros" in each for each in names)
+    assert not any(each.startswith("aten") and "zeros" in each for each in names)
+
+
+def test_zeros_that_somebody_else_reads_stay():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 32))
+
+        def forward(self, value):
+            zeros = torch.zeros(64, 32)
+            return zeros.index_put((ROWS,), self.weight[:5]).sum() + (zeros * value).sum()
+
+    assert "aten.index_put.default" in planned_names(Own(), torch.randn(64, 32))
+
+
+@pytest.mark.parametrize("func", _WRITES, ids=str)
+def test_each_does_what_the_two_did(func):
+    ours, place = _WRITES[func]
+    index = torch.randint(9, (6, 4))
+    args = (0, index, torch.randn(6, 4)) if place == 3 else ([index[:, 0]], torch.randn(6, 4), True)
+    expected = func(torch.zeros(9, 4), *args)
+    assert torch.equal(ours([9, 4], *args), expected)
