@@ -15,15 +15,16 @@ from legroom.capture._autograd import (
     saved_tensors,
 )
 from legroom.capture._dynamo import (
+    Rewrite,
     call_that_is_set,
     captured,
     dynamo_settings,
     own_call,
+    prepared,
     set_call,
     source_key,
     trace_joint,
     untraced,
-    with_detached_outputs,
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._fake_rules import fake_rules
@@ -61,6 +62,7 @@ __all__ = [
     "OperationInfo",
     "Phase",
     "PieceCode",
+    "Rewrite",
     "SavedTensor",
     "Script",
     "ScriptOutcome",
@@ -92,6 +94,7 @@ __all__ = [
     "nodes_behind",
     "observe_backward",
     "own_call",
+    "prepared",
     "read_joint_graph",
     "real_tensors",
     "rnn_operations",
@@ -107,5 +110,4 @@ __all__ = [
     "trace_joint",
     "unread_places",
     "untraced",
-    "with_detached_outputs",
 ]

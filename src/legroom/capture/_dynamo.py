@@ -27,6 +27,8 @@ _TESTED = "2.13.0"
 _RECOMPILE_LIMIT = 256
 
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+Rewrite = Callable[[fx.GraphModule], list[str]]
+"""Changes a graph before it is differentiated; says what it could not change."""
 
 
 def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
@@ -222,18 +224,28 @@ def own_call(module: nn.Module) -> Callable[..., Any]:
     return call
 
 
-def with_detached_outputs(graph: fx.GraphModule, places: frozenset[int]) -> fx.GraphModule:
-    """The graph with these of its outputs detached: nobody takes gradients of them."""
-    if not places:
-        return graph
+def prepared(
+    graph: fx.GraphModule, *, detached: frozenset[int], rewrites: tuple[Rewrite, ...] = ()
+) -> tuple[fx.GraphModule, list[str]]:
+    """The graph as it is to be differentiated, and what rewrites say of it.
+
+    Args:
+        detached: Places of outputs that nobody takes gradients of.
+        rewrites: Change it, one after the other.
+    """
+    if not detached and not rewrites:
+        return graph, []
     copied = fx.Graph()
     returned: Any = copied.graph_copy(graph.graph, {})
-    detached = [
-        copied.call_method("detach", (node,)) if place in places else node
+    outputs = [
+        copied.call_method("detach", (node,)) if place in detached else node
         for place, node in enumerate(returned)
     ]
-    copied.output(tuple(detached))
-    return fx.GraphModule(graph, copied)
+    copied.output(tuple(outputs))
+    made = fx.GraphModule(graph, copied)
+    notes = [note for rewrite in rewrites for note in rewrite(made)]
+    made.recompile()
+    return made, notes
 
 
 def source_key(graph: fx.GraphModule, inputs: tuple[Any, ...] | list[Any]) -> str:

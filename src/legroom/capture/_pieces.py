@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from legroom.capture._autograd import graph_of
 from legroom.capture._dynamo import (
+    Rewrite,
     boxed,
     call_that_is_set,
     captured,
@@ -38,10 +39,10 @@ from legroom.capture._dynamo import (
     first_line,
     graph_breaks,
     own_call,
+    prepared,
     set_call,
     source_key,
     trace_joint,
-    with_detached_outputs,
     without_traces,
 )
 from legroom.capture._graph import NotCaptured
@@ -118,12 +119,15 @@ class Pieces:
         calls: list[Call],
         models: list[nn.Module],
         *,
+        rewrites: tuple[Rewrite, ...] = (),
         forgets: bool = True,
     ) -> None:
         self.codes: list[PieceCode] = []
         self.sources: list[_Source] = []
         self.is_learning = True
         self.failures: dict[str, str] = {}
+        self._rewrites = rewrites
+        self._notes: dict[str, None] = {}
         self._forgets = forgets
         self._recorder = recorder
         self._paths = paths
@@ -196,6 +200,8 @@ class Pieces:
                 yield NotCaptured(
                     "a graph", "its gradients would be added up in another order than eager's"
                 )
+        for note in self._notes:
+            yield NotCaptured("a rewrite", note)
         for reason in graph_breaks():
             yield NotCaptured("a graph break", reason)
 
@@ -240,10 +246,17 @@ class Pieces:
     # Pieces --------------------------------------------------------------------------------------
 
     def trace(
-        self, graph: fx.GraphModule, inputs: tuple[Any, ...], root: str
+        self, graph: fx.GraphModule, inputs: tuple[Any, ...], detached: frozenset[int], root: str
     ) -> tuple[Callable[..., Any], int]:
-        """What to call instead of a graph of TorchDynamo's: a piece, and its number or -1."""
+        """What to call instead of a graph of TorchDynamo's: a piece, and its number or -1.
+
+        Args:
+            detached: Places of outputs that nobody takes gradients of.
+            root: Path of the module that was called.
+        """
         traced = _Traced(self._recorder)
+        graph, notes = prepared(graph, detached=detached, rewrites=self._rewrites)
+        self._notes |= dict.fromkeys(notes)
 
         def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
             traced.code = read_joint_graph(
@@ -295,8 +308,9 @@ class _Source:
         if self.is_left_out or (self._has_run and not self._differentiated):
             return self._graph(*inputs)
         if self._piece is None:
-            graph = with_detached_outputs(self._graph, self._unused)
-            self._piece, self._number = self._pieces.trace(graph, inputs, self._root)
+            self._piece, self._number = self._pieces.trace(
+                self._graph, inputs, self._unused, self._root
+            )
         outputs = self._piece(*inputs)
         for place, constant in self._constants.items():
             if isinstance(outputs[place], FakeTensor):

@@ -32,6 +32,7 @@ from torch.optim.optimizer import (
 )
 
 from legroom.capture._autograd import BackwardCall, is_leaf, observe_backward
+from legroom.capture._dynamo import Rewrite
 from legroom.capture._fake import ExchangedState, is_fake
 from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured
@@ -82,6 +83,7 @@ class StepCapture(AbstractTrainingObserver):
     Args:
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change; decides how recurrent layers are captured.
+        rewrites: Change graphs before they are differentiated.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
     """
@@ -91,11 +93,13 @@ class StepCapture(AbstractTrainingObserver):
         *,
         models: Iterable[nn.Module] = (),
         exactness: str = "bitwise",
+        rewrites: tuple[Rewrite, ...] = (),
         forgets: bool = True,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
         self._models = list(models)
         self._exactness = exactness
+        self._rewrites = rewrites
         self._forgets = forgets
         self._on_progress = on_progress or (lambda text: None)
         self._open = contextlib.ExitStack()
@@ -196,6 +200,7 @@ class StepCapture(AbstractTrainingObserver):
                 self._paths,
                 self._watch.calls,
                 self._models,
+                rewrites=self._rewrites,
                 forgets=self._forgets,
             )
             self._open.enter_context(rnn_operations(self._exactness))
@@ -318,6 +323,7 @@ def capture_step(
     *,
     models: Iterable[nn.Module] = (),
     exactness: str = "bitwise",
+    rewrites: tuple[Rewrite, ...] = (),
     forgets: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> Capture:
@@ -330,6 +336,7 @@ def capture_step(
         step: Runs one training step.
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change: `"bitwise"`, `"rounding"` or `"lossy"`.
+        rewrites: Change graphs before they are differentiated.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
 
@@ -341,7 +348,11 @@ def capture_step(
     a list of losses holds fake tensors.
     """
     capture = StepCapture(
-        models=models, exactness=exactness, forgets=forgets, on_progress=on_progress
+        models=models,
+        exactness=exactness,
+        rewrites=rewrites,
+        forgets=forgets,
+        on_progress=on_progress,
     )
     try:
         with _observed_by(capture):

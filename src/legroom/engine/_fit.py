@@ -388,6 +388,7 @@ class Fitted:
             step_plan.programs,
             executor=self._executor,
             exactness=self._options.exactness,
+            rewrites=self._options.rewrites,
         )
 
     def compile_again(self, step_plan: StepPlan) -> None:

@@ -118,6 +118,7 @@ def plan_call(
         step,
         models=models,
         exactness=options.exactness,
+        rewrites=options.rewrites,
         forgets=forgets,
         on_progress=stage_of(on_progress),
     )

@@ -1,21 +1,26 @@
 """A model's last layer and its loss as one operation that never holds all logits.
 
 In go the features that the last layer reads, its weight and the targets; out comes the cross
-entropy. Logits are computed some rows at a time and dropped, in forward and again in backward. See
-Note [Some rows].
+entropy. Logits are computed a tile at a time and dropped, in forward and again in backward. See
+Note [Tiles].
 """
 
-# Note [Some rows]
+# Note [Tiles]
 # 1. Plain, a language model holds its logits about three times: as they are, as logarithms of
 #    probabilities, as gradients; often as float32 where the model is bfloat16. Here each row's
-#    logarithm of the sum of exponentials is held, and some rows of logits at a time.
+#    logarithm of the sum of exponentials is held, and one tile of logits at a time.
 # 2. Backward computes the logits once more: a third more time for the last layer.
 # 3. Logits become float32 before anything is done with them, and the weight's gradient is summed
 #    up in float32 over the rows; float64 stays float64.
 # 4. Two operations that PyTorch knows, so that torch.compile and plans see one thing each.
+# 5. A gradient is added up over the tiles: the features' over those side by side, the weight's over
+#    those above one another. So a tile has all rows and some classes, or all classes and some rows:
+#    the larger of the two gradients is then written once.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -25,9 +30,9 @@ from torch import nn
 from legroom.capture import LIBRARY
 from legroom.errors import UsageError
 
-_ROWS_BYTES = 16 * 2**20
-"""Of logits at a time. A matrix product with a hundred rows runs as fast as one with thousands."""
-_FEWEST_ROWS = 32
+_TILE_BYTES = 4 * 2**20
+"""Of logits. A matrix product with a hundred rows runs as fast as one with thousands."""
+_FEWEST = 128
 _REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -158,18 +163,33 @@ def _check(
 # The two operations ------------------------------------------------------------------------------
 
 
-def _num_rows(weight: torch.Tensor) -> int:
-    """How many rows of logits at a time."""
-    return max(_FEWEST_ROWS, _ROWS_BYTES // max(1, 4 * weight.shape[0]))
+def _tiles(num_rows: int, num_classes: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and classes of one tile after the other; see Note [Tiles], rule 5."""
+    across = num_rows <= num_classes
+    whole, divided = (num_rows, num_classes) if across else (num_classes, num_rows)
+    count = max(_FEWEST, _TILE_BYTES // max(1, 4 * whole))
+    for start in range(0, divided, count):
+        part, everything = slice(start, min(start + count, divided)), slice(0, whole)
+        yield (everything, part) if across else (part, everything)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """See Note [Some rows], rule 3."""
+    """See Note [Tiles], rule 3."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return nn.functional.linear(rows, weight, bias).to(_wide(rows.dtype))
+
+
+def _part(bias: torch.Tensor | None, classes: slice) -> torch.Tensor | None:
+    return None if bias is None else bias[classes]
+
+
+def _within(answers: torch.Tensor, classes: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows have their answer in a tile, and its place there; 0 for the others."""
+    is_inside = (answers >= classes.start) & (answers < classes.stop)
+    return is_inside, (answers - classes.start).where(is_inside, 0)[:, None]
 
 
 def _forward(
@@ -182,22 +202,24 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     told = _Settings(*settings)
     losses, spread = _empty_forward(rows)
-    count = _num_rows(weight)
-    for start in range(0, len(rows), count):
-        part = slice(start, start + count)
-        logits = _logits(rows[part], weight, bias)
-        spread[part] = logits.logsumexp(1)
-        counted = target[part] != told.ignore_index
-        answers = target[part].where(counted, 0)
-        share = _share_of(answers, class_weight, told).to(losses.dtype)
-        chosen = logits.gather(1, answers[:, None])[:, 0]
-        loss = share * (spread[part] - chosen) + told.z_loss * spread[part].square()
+    spread.fill_(-math.inf)
+    chosen, weighted = torch.zeros_like(losses), torch.zeros_like(losses)
+    weights = _class_weights(weight, class_weight, losses.dtype)
+    counted = target != told.ignore_index
+    answers = target.where(counted, 0)
+    for part, classes in _tiles(len(rows), len(weight)):
+        logits = _logits(rows[part], weight[classes], _part(bias, classes))
+        is_inside, places = _within(answers[part], classes)
+        chosen[part] += logits.gather(1, places)[:, 0].where(is_inside, 0.0)
         if told.label_smoothing:
-            each = told.label_smoothing / len(weight)
-            weights = _class_weights(weight, class_weight, losses.dtype)
-            loss += each * (weights.sum() * spread[part] - logits @ weights)
-        losses[part] = loss.where(counted, 0.0)
-    return losses, spread
+            weighted[part] += logits @ weights[classes]
+        spread[part] = torch.logaddexp(spread[part], logits.logsumexp(1))
+    share = _share_of(answers, class_weight, told).to(losses.dtype)
+    torch.mul(share, spread - chosen, out=losses).add_(told.z_loss * spread.square())
+    if told.label_smoothing:
+        each = told.label_smoothing / len(weight)
+        losses += each * (weights.sum() * spread - weighted)
+    return losses.where(counted, 0.0), spread
 
 
 def _backward(
@@ -211,40 +233,39 @@ def _backward(
     bias, target, class_weight, *settings = rest
     told = _Settings(*settings)
     wide = _wide(rows.dtype)
-    to_rows = torch.empty_like(rows)
+    to_rows = torch.zeros_like(rows, dtype=wide)
     to_weight = weight.new_zeros(weight.shape if wants_weight else 0, dtype=wide)
     to_bias = torch.zeros(len(weight) if bias is not None else 0, dtype=wide, device=weight.device)
     weights = _class_weights(weight, class_weight, wide)
     each = told.label_smoothing / len(weight)
-    smoothed = each * weights.sum()
-    count = _num_rows(weight)
-    for start in range(0, len(rows), count):
-        part = slice(start, start + count)
-        counted = target[part] != told.ignore_index
-        answers = target[part].where(counted, 0)
-        given = gradient[part].where(counted, 0.0)[:, None]
-        share = _share_of(answers, class_weight, told).to(wide)[:, None]
-        slopes = _logits(rows[part], weight, bias).sub_(spread[part, None]).exp_()
-        slopes *= share + smoothed + 2 * told.z_loss * spread[part, None]
-        slopes.scatter_add_(1, answers[:, None], -share)
+    counted = target != told.ignore_index
+    answers = target.where(counted, 0)
+    given = gradient.where(counted, 0.0)
+    share = _share_of(answers, class_weight, told).to(wide)
+    slope = (share + each * weights.sum() + 2 * told.z_loss * spread) * given
+    share = share * given
+    for part, classes in _tiles(len(rows), len(weight)):
+        is_inside, places = _within(answers[part], classes)
+        slopes = _logits(rows[part], weight[classes], _part(bias, classes))
+        slopes.sub_(spread[part, None]).exp_().mul_(slope[part, None])
+        slopes.scatter_add_(1, places, -share[part].where(is_inside, 0.0)[:, None])
         if told.label_smoothing:
-            slopes -= each * weights
-        slopes *= given
+            slopes -= (each * given[part, None]) * weights[classes]
         if bias is not None:
-            to_bias += slopes.sum(0)
+            to_bias[classes] += slopes.sum(0)
         narrow = slopes.to(rows.dtype)
-        torch.mm(narrow, weight, out=to_rows[part])
+        _add_product(to_rows[part], narrow, weight[classes])
         if wants_weight:
-            _add_product(to_weight, narrow, rows[part])
+            _add_product(to_weight[classes], narrow.t(), rows[part])
     narrow_bias = to_bias if bias is None else to_bias.to(bias.dtype)
-    return to_rows, to_weight.to(weight.dtype), narrow_bias
+    return to_rows.to(rows.dtype), to_weight.to(weight.dtype), narrow_bias
 
 
-def _add_product(total: torch.Tensor, slopes: torch.Tensor, rows: torch.Tensor) -> None:
-    if total.dtype is slopes.dtype:
-        total.addmm_(slopes.t(), rows)
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if total.dtype is left.dtype:
+        total.addmm_(left, right)
     else:
-        total += slopes.t() @ rows
+        total += left @ right
 
 
 def _share_of(

@@ -27,6 +27,7 @@ from typing import Any, final
 
 import torch
 
+from legroom._version import __version__
 from legroom.cache import cache_folder
 from legroom.capture import kernel_compiler
 from legroom.meter._costs import OperationTime
@@ -43,6 +44,7 @@ def surroundings_of(device: torch.device) -> dict[str, str]:
         "kernels": kernel_compiler() or "none",
         "measures": "time and workspace of every operation",
         "torch": str(torch.__version__),
+        "legroom": __version__,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
     }

@@ -61,7 +61,12 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         num_points=points,
     )
     options.check()
-    capture = capture_step(step, exactness=exactness, on_progress=stage_of(on_progress))
+    capture = capture_step(
+        step,
+        exactness=exactness,
+        rewrites=options.rewrites,
+        on_progress=stage_of(on_progress),
+    )
     name = getattr(step, "__name__", "step")
     return build_report(capture, options, target=name, on_progress=on_progress)
 

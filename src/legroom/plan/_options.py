@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import final
 
 from legroom import variants, ways
+from legroom.capture import Rewrite
 from legroom.errors import UsageError
 from legroom.meter import parse_device
 from legroom.plan._budget import Budget, choose_budget
 from legroom.registry import unknown_name
-from legroom.ways import Exactness
+from legroom.ways import AbstractTechnique, Exactness
 
 
 @final
@@ -70,6 +71,12 @@ class PlanOptions:
     def variant_names(self) -> tuple[str, ...] | None:
         """The names among `ways` that are variants; None: all."""
         return self._among(variants.names())
+
+    @property
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        """What changes graphs before they are differentiated."""
+        found = variants.rewrites(self.variant_names, exactness=Exactness(self.exactness))
+        return tuple(each.apply for each in found)
 
     def _among(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
         return None if self.ways is None else tuple(name for name in self.ways if name in known)
@@ -140,7 +147,7 @@ def _faults_of_name(name: str, exactness: str) -> Iterator[str]:
 _EXACTNESS_NAMES = tuple(each.value for each in Exactness)
 
 
-def _entry(name: str) -> type[ways.AbstractWay] | type[variants.AbstractVariant]:
+def _entry(name: str) -> type[AbstractTechnique]:
     """The way or variant of that name.
 
     Raises:

@@ -31,7 +31,7 @@ from legroom.plan._program import PieceProgram, programs_of
 from legroom.plan._search import Archive, Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
 from legroom.units import format_bytes
-from legroom.variants import AbstractVariant
+from legroom.variants import AbstractRewrite, AbstractVariant
 from legroom.variants import names as variant_names
 from legroom.ways import AbstractWay, RunCost
 from legroom.ways import names as way_names
@@ -107,6 +107,7 @@ class Planner:
     Args:
         plain: The step as eager PyTorch runs it.
         planned: The captured step, with times.
+        rewrites: What was done to the graph where it applied; named, not decided.
         costs: Of what ways run themselves, by signature.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
@@ -119,6 +120,7 @@ class Planner:
         *,
         ways: tuple[type[AbstractWay], ...],
         variants: tuple[type[AbstractVariant], ...],
+        rewrites: tuple[type[AbstractRewrite], ...] = (),
         costs: Mapping[str, RunCost] | None = None,
         exactness: str = "bitwise",
         time_limit_s: float = 30.0,
@@ -130,7 +132,7 @@ class Planner:
         self._exactness = exactness
         self._time_limit_s = time_limit_s
         self._on_progress = on_progress or (lambda stage, done, total: None)
-        self._ways, self._variants = ways, variants
+        self._ways, self._variants, self._rewrites = ways, variants, rewrites
         self._costs = costs
         problem = build_problem(planned, ways, variants, costs)
         self._orders = [_Order(_CAPTURED, problem, Archive())]
@@ -145,8 +147,8 @@ class Planner:
 
     @property
     def technique_names(self) -> tuple[str, ...]:
-        """Names of the ways and variants that may be used."""
-        return (*(way.name for way in self._ways), *(each.name for each in self._variants))
+        """Names of the ways, variants and rewrites that may be used."""
+        return tuple(each.name for each in (*self._ways, *self._variants, *self._rewrites))
 
     # -- presets -------------------------------------------------------------------------------
 
@@ -337,7 +339,7 @@ class Planner:
 
     def _remedies(self) -> tuple[str, ...]:
         """Ways that are not enabled; none where all are."""
-        enabled = {way.name for way in self._ways} | {each.name for each in self._variants}
+        enabled = {each.name for each in (*self._ways, *self._variants, *self._rewrites)}
         left = [name for name in (*way_names(), *variant_names()) if name not in enabled]
         return (f"enabling {', '.join(left)}",) if left else ()
 

@@ -159,6 +159,7 @@ def planner_of(
         timed.planned,
         ways=enabled,
         variants=variants.select(options.variant_names, exactness=exactness),
+        rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
         exactness=options.exactness,
         time_limit_s=options.time_limit_s,

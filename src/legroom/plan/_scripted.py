@@ -50,7 +50,11 @@ class _Run:
         self, script: Script, options: PlanOptions, on_progress: OnProgress | None
     ) -> None:
         self._script = script
-        self._capture = StepCapture(exactness=options.exactness, on_progress=stage_of(on_progress))
+        self._capture = StepCapture(
+            exactness=options.exactness,
+            rewrites=options.rewrites,
+            on_progress=stage_of(on_progress),
+        )
         self._on_progress = on_progress
         self._finder = StepFinder(self._step_ends, on_start=self._training_starts)
         self._has_started = False

@@ -25,7 +25,7 @@ def print_ways(console: Console) -> None:
     data = ways_data()
     titles = {
         "ways": "Ways to give a tensor back",
-        "variants": "\nVariants: other formulas for a backward operation",
+        "variants": "\nVariants: other formulas, of a backward operation or of a part of the graph",
     }
     for key, title in titles.items():
         table = make_table(
@@ -43,9 +43,7 @@ def print_ways(console: Console) -> None:
         console.print(table)
 
 
-def _describe(
-    entry: type[ways.AbstractWay] | type[variants.AbstractVariant],
-) -> dict[str, str]:
+def _describe(entry: type[ways.AbstractTechnique]) -> dict[str, str]:
     return {
         "name": entry.name,
         "summary": entry.summary,

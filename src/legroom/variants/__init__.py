@@ -1,4 +1,4 @@
-"""Variants of backward operations: one file per family, and this registry.
+"""Variants of backward operations and rewrites of graphs: one file each, and this registry.
 
 To add one: write a file, add a line to the tuple below. The planner, `legroom ways`, the docs and
 the tests pick it up.
@@ -7,27 +7,34 @@ the tests pick it up.
 from __future__ import annotations
 
 from legroom.registry import Registry
+from legroom.variants._loss_without_logits import LossWithoutLogits
 from legroom.variants._relu import ReluFromInput
+from legroom.variants._rewrite import AbstractRewrite
 from legroom.variants._shape_only import ShapeOnly
 from legroom.variants._variant import AbstractVariant
 from legroom.ways import Exactness
 
 __all__ = [
+    "AbstractRewrite",
     "AbstractVariant",
+    "LossWithoutLogits",
     "ReluFromInput",
     "ShapeOnly",
     "get",
     "names",
     "register",
+    "rewrites",
     "select",
     "unregister",
+    "variant",
 ]
 
-_VARIANTS: Registry[type[AbstractVariant]] = Registry(
+_VARIANTS: Registry[type[AbstractVariant] | type[AbstractRewrite]] = Registry(
     "variant",
     (
         ReluFromInput,
         ShapeOnly,
+        LossWithoutLogits,
     ),
 )
 register, unregister = _VARIANTS.register, _VARIANTS.unregister
@@ -38,7 +45,27 @@ def select(
     enabled: tuple[str, ...] | None = None, *, exactness: Exactness = Exactness.BITWISE
 ) -> tuple[type[AbstractVariant], ...]:
     """The enabled variants that are exact enough."""
+    allowed = _allowed(enabled, exactness)
+    return tuple(each for each in allowed if issubclass(each, AbstractVariant))
+
+
+def rewrites(
+    enabled: tuple[str, ...] | None = None, *, exactness: Exactness = Exactness.BITWISE
+) -> tuple[type[AbstractRewrite], ...]:
+    """The enabled rewrites that are exact enough."""
+    allowed = _allowed(enabled, exactness)
+    return tuple(each for each in allowed if issubclass(each, AbstractRewrite))
+
+
+def variant(name: str) -> type[AbstractVariant]:
+    """The variant of that name, which a plan has chosen."""
+    found = get(name)
+    assert issubclass(found, AbstractVariant), f"bug in legroom: {name} is no variant"
+    return found
+
+
+def _allowed(
+    enabled: tuple[str, ...] | None, exactness: Exactness
+) -> list[type[AbstractVariant] | type[AbstractRewrite]]:
     chosen = names() if enabled is None else enabled
-    return tuple(
-        each for each in _VARIANTS if each.name in chosen and exactness.allows(each.exactness)
-    )
+    return [each for each in _VARIANTS if each.name in chosen and exactness.allows(each.exactness)]

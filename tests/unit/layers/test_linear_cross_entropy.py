@@ -1,5 +1,7 @@
 """The last layer and its loss in one: PyTorch's numbers, without the logits."""
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -68,11 +70,19 @@ def gradients(function, features, weight, target, tensors, options):
     return loss.detach(), {key: value.grad for key, value in leaves.items()}
 
 
+@contextlib.contextmanager
+def tiles_of(num_at_a_time):
+    """So many rows, or classes, at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_linear_cross_entropy, "_TILE_BYTES", 0)
+        patch.setattr(_linear_cross_entropy, "_FEWEST", num_at_a_time)
+        yield
+
+
 @settings(deadline=None, max_examples=60)
 @given(problems(), st.integers(1, 5))
-def test_losses_and_gradients_are_those_of_pytorch_in_float64(problem, rows_at_a_time):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_linear_cross_entropy, "_num_rows", lambda weight: rows_at_a_time)
+def test_losses_and_gradients_are_those_of_pytorch_in_float64(problem, num_at_a_time):
+    with tiles_of(num_at_a_time):
         loss, found = gradients(linear_cross_entropy, *problem)
     expected_loss, expected = gradients(plain, *problem)
     torch.testing.assert_close(loss, expected_loss)
@@ -110,8 +120,7 @@ def test_bfloat16_is_summed_up_in_float32():
     features, weight = torch.randn(4096, 16).bfloat16(), torch.randn(50, 16).bfloat16()
     target = torch.randint(50, (4096,))
     options = {"bias": None, "class_weight": None}, {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_linear_cross_entropy, "_num_rows", lambda weight: 16)
+    with tiles_of(16):
         loss, found = gradients(linear_cross_entropy, features, weight, target, *options)
     _, expected = gradients(plain, features.double(), weight.double(), target, *options)
     assert loss.dtype is torch.float32

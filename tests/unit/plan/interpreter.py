@@ -67,7 +67,7 @@ class _Interpreter:
     def reads_of(self, op):
         names = self.problem.variant_names.get(op.index)
         name = names[self.variant.get(op.index, 0)] if names else ""
-        return variants.get(name).reads(op, self.graph) if name else op.reads
+        return variants.variant(name).reads(op, self.graph) if name else op.reads
 
     def make_sure_of(self, tensor, position):
         """Rule 2: what is not there is given back, first what that takes."""

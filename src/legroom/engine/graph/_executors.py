@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar, final
 
+import torch
 from torch import fx
 
 from legroom.capture import FUNCTIONAL
@@ -87,6 +88,8 @@ class Inductor(Executor):
             ) from None
         with config.patch(fallback_random=True):
             table = {**select_decomp_table(), **FUNCTIONAL}
+            # Of an empty operand it makes other strides than eager, which views cannot follow.
+            table.pop(torch.ops.aten.cat.default, None)
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
                 decomposed = make_fx(graph, decomposition_table=table)(*inputs)

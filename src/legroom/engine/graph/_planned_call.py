@@ -14,15 +14,16 @@ from torch import fx
 
 from legroom.capture import (
     PieceCode,
+    Rewrite,
     SourceInfo,
     captured,
     dynamo_settings,
     fake_rules,
+    prepared,
     read_joint_graph,
     rnn_operations,
     source_key,
     trace_joint,
-    with_detached_outputs,
 )
 from legroom.engine.graph._executors import Executor
 from legroom.engine.graph._gradients import Delivery, refusing
@@ -46,6 +47,7 @@ class PlannedCall:
         *,
         executor: Executor,
         exactness: str,
+        rewrites: tuple[Rewrite, ...] = (),
     ) -> None:
         self.unplanned: list[str] = []
         self.num_pieces = 0
@@ -55,6 +57,7 @@ class PlannedCall:
         self._pieces: list[_Piece] = []
         self._executor = executor
         self._exactness = exactness
+        self._rewrites = rewrites
         self._compiled = captured(function, self._backend)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,8 +71,9 @@ class PlannedCall:
             return graph
         unused = source.unused_outputs if source is not None else frozenset()
         delivery, num_unplanned = Delivery(), len(self.unplanned)
+        rewritten, _ = prepared(graph, detached=unused, rewrites=self._rewrites)
         piece = trace_joint(
-            with_detached_outputs(graph, unused),
+            rewritten,
             tuple(inputs),
             partition=functools.partial(self._partition, delivery, len(inputs)),
             make_forward=self._executor.compile,

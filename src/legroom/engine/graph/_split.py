@@ -200,7 +200,7 @@ class _Splitter:
 
     def _emit(self, node: fx.Node, variant: str) -> None:
         if variant:
-            made = variants.get(variant).emit(self._backward, node, self._value)
+            made = variants.variant(variant).emit(self._backward, node, self._value)
             made.meta.update(node.meta)
             self._env[node] = made
         else:
