@@ -250,7 +250,7 @@ def _backward(
         slopes.sub_(spread[part, None]).exp_().mul_(slope[part, None])
         slopes.scatter_add_(1, places, -share[part].where(is_inside, 0.0)[:, None])
         if told.label_smoothing:
-            slopes -= (each * given[part, None]) * weights[classes]
+            slopes.addr_(given[part], weights[classes], alpha=-each)
         if bias is not None:
             to_bias[classes] += slopes.sum(0)
         narrow = slopes.to(rows.dtype)
