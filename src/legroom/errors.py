@@ -156,6 +156,23 @@ class BudgetExceededError(LegroomError):
         )
 
 
+class GradientErrorBoundError(LegroomError):
+    """No plan fits the budget whose gradients are as near to exact ones as was asked for.
+
+    Attributes:
+        bound: The relative error that was allowed.
+        nearest: The smallest that was measured for a plan within the budget.
+    """
+
+    def __init__(self, *, bound: float, nearest: float, budget_bytes: int) -> None:
+        self.bound, self.nearest, self.budget_bytes = bound, nearest, budget_bytes
+        super().__init__(
+            f"no plan within {_in_mib(budget_bytes)} has gradients within {bound:.3g} of exact "
+            f"ones, relatively: the nearest is off by {nearest:.3g}.\n"
+            f"  try: max_gradient_error={nearest * 1.1:.2g}, a larger budget, or a smaller batch"
+        )
+
+
 class CaptureFailedError(LegroomError):
     """The step raised an exception, its cause, while it was captured on tensors without memory."""
 

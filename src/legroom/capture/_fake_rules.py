@@ -33,6 +33,7 @@ from torch._ops import OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from legroom.capture._losses import LARGE_LOSSES
 from legroom.capture._real import real_tensors
 from legroom.capture._rnn import lstm_workspace_bytes
 
@@ -250,6 +251,7 @@ FAKE_RULES: dict[OpOverload, Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten._unique2.default: _unique,
     aten.bincount.default: _bincount,
+    **LARGE_LOSSES,
 }
 
 ASSUMED: dict[OpOverload, str] = {

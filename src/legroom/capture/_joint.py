@@ -18,6 +18,7 @@ from torch import fx
 
 from legroom.capture._fuse import fuse
 from legroom.capture._into_zeros import write_into_zeros
+from legroom.capture._losses import copy_losses
 from legroom.capture._nodes import is_tangent, nodes_of_backward
 from legroom.capture._signature import signature_of
 from legroom.capture._sites import is_model_code, line_of
@@ -125,8 +126,8 @@ def read_joint_graph(
     module_path: Callable[[str], str | None],
     root: str,
 ) -> PieceCode:
-    """The piece that a joint graph describes; the graph is changed first, see Note [Fusing] and
-    Note [Into zeros].
+    """The piece that a joint graph describes; the graph is changed first, see Note [Fusing],
+    Note [Into zeros] and Note [Losses].
 
     Args:
         num_forward_outputs: How many of the graph's outputs forward returns.
@@ -134,6 +135,7 @@ def read_joint_graph(
         root: Path of the module that was called.
     """
     write_into_zeros(joint)
+    copy_losses(joint)
     fuse(joint)
     return _Reader(joint, module_path, root).read(num_forward_outputs)
 

@@ -82,6 +82,13 @@ _FITTING = (
         "--exactness rounding.",
     ),
     click.option(
+        "--max-gradient-error",
+        type=float,
+        metavar="SHARE",
+        help="With --exactness lossy: how far gradients may be off, as 0.05 of their norm. It is "
+        "measured on the first batch, and coarse ways are left out until it is kept.",
+    ),
+    click.option(
         "--leave",
         metavar="NAME",
         multiple=True,
@@ -104,7 +111,8 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fitting_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say how to carry a plan out, as `executor` and `leave`."""
+    """Give a command the options that say how to carry a plan out, as `executor`,
+    `max_gradient_error` and `leave`."""
     return _with_options(command, _FITTING)
 
 
@@ -141,7 +149,12 @@ class PlanningChoice:
         return self.exactness in {each.value for each in Exactness}
 
     def options(
-        self, *, device: str | None = None, num_points: int = 0, faults: Iterable[str] = ()
+        self,
+        *,
+        device: str | None = None,
+        num_points: int = 0,
+        max_gradient_error: float | None = None,
+        faults: Iterable[str] = (),
     ) -> PlanOptions:
         """What to plan.
 
@@ -152,6 +165,7 @@ class PlanningChoice:
             budget=self.budget,
             activations=self.activations,
             exactness=self.exactness,
+            max_gradient_error=max_gradient_error,
             device=device,
             time_limit_s=self.time_limit_s,
             num_points=num_points,

@@ -47,6 +47,7 @@ def run_command(
     is_module: bool,
     planning: PlanningChoice,
     executor: str,
+    max_gradient_error: float | None,
     leave: tuple[str, ...],
     limit: bool,
     json_path: str | None,
@@ -66,7 +67,9 @@ def run_command(
     legroom run --budget 4GiB --limit train.py         an overrun is an error
     legroom run --budget 50% --leave Critic gan.py     the critic stays plain
     """
-    options = planning.options(faults=faults_of_fitting(planning, executor))
+    options = planning.options(
+        max_gradient_error=max_gradient_error, faults=faults_of_fitting(planning, executor)
+    )
     target = Script(script, arguments, is_module=is_module)
     target.check()
     output = Output.to(json_path, None, num_rows=10)

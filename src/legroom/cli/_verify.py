@@ -54,6 +54,7 @@ def verify_command(
     is_module: bool,
     planning: PlanningChoice,
     executor: str,
+    max_gradient_error: float | None,
     leave: tuple[str, ...],
     steps: int,
     smaller: str | None,
@@ -79,7 +80,7 @@ def verify_command(
     """
     faults = [*faults_of_fitting(planning, executor), *faults_of(check_steps, steps)]
     faults += faults_of(_parse_setting, smaller) if smaller is not None else []
-    options = planning.options(faults=faults)
+    options = planning.options(max_gradient_error=max_gradient_error, faults=faults)
     target = Script(script, arguments, is_module=is_module)
     notes: tuple[str, ...] = ()
     if smaller is not None:

@@ -19,6 +19,7 @@ def options_from(
     ways: Iterable[str],
     without: Iterable[str],
     time_limit_s: float,
+    max_gradient_error: float | None = None,
 ) -> PlanOptions:
     """The options of a plan that is to be carried out.
 
@@ -34,6 +35,7 @@ def options_from(
         activations=activations,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
         exactness=exactness,
+        max_gradient_error=max_gradient_error,
         time_limit_s=time_limit_s,
         num_points=0,
     )

@@ -24,6 +24,7 @@ _OPTIONS = (
     "executor",
     "ways",
     "without",
+    "max_gradient_error",
     "time_limit_s",
 )
 

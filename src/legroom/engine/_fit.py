@@ -13,6 +13,7 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    runs them as they are once, and is planned again at its next call.
 # 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
 #    or somebody else's compilation run as they are, and are listed.
+#    A lossy plan's gradients are compared with exact ones first; see Note [Accuracy].
 # 4. The first steps are measured; of the very first, which compiles, only a large excess counts.
 #    Above the budget: what is beyond the prediction lies outside the plan. A budget that is a share
 #    is then one of a larger peak. What is still above is set aside and the step planned anew; after
@@ -45,6 +46,7 @@ from legroom.capture import (
     set_call,
     untraced,
 )
+from legroom.engine._accuracy import AccuracyCheck, is_lossy
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._observer import FitObserver
@@ -76,6 +78,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     executor: str = "eager",
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
+    max_gradient_error: float | None = None,
     time_limit_s: float = 30.0,
     step: Callable[[], object] | None = None,
     on_progress: OnProgress | None = None,
@@ -92,6 +95,8 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         executor: `"eager"`, the same kernels as plain PyTorch, or `"inductor"`, compiled.
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
+        max_gradient_error: With `"lossy"`: how far gradients may be off, as 0.05 of their norm. It
+            is measured on the first batch in any case; ways are left out until the bound is kept.
         time_limit_s: Longest time to solve.
         step: Does one training step as the loop will. The plan is then made now, from the whole
             step, what happens outside `target` included; `step` is called four times on tensors
@@ -121,6 +126,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         ways=ways,
         without=without,
         time_limit_s=time_limit_s,
+        max_gradient_error=max_gradient_error,
     )
     runner = choose_executor(executor, exactness)
     optimizers = as_tuple(optimizer, Optimizer, "optimizer")
@@ -275,12 +281,13 @@ class Fitted:
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
-        if kind is None:
+        if kind is None or not kind.is_checked:
             if self._watch is not None:
                 self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
-                kind = self._plans[key] = self._plan_kind(key, args, kwargs)
-            self._latest = kind
+                kind = kind or self._plan_kind(key, args, kwargs)
+                self._check_gradients(kind, args, kwargs)
+            self._latest = self._plans[key] = kind
             self._observer.planned(self)
         self._latest = kind
         watch = self._step_watch()
@@ -334,6 +341,22 @@ class Fitted:
                 return PlannedKind(self, larger[0].step_plan, None)
         step = made_up_step(self._module, args, kwargs, self._find_optimizers())
         return PlannedKind(self, self._capture_and_plan(step), key)
+
+    def _check_gradients(
+        self, kind: PlannedKind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """See Note [Accuracy]."""
+        if is_lossy(kind):
+            parameters = [param for param in self._parameters() if param.requires_grad]
+            check = AccuracyCheck(
+                self, kind, self._options, (args, kwargs), self._module, parameters
+            )
+            self._is_busy = True
+            try:
+                check.run()
+            finally:
+                self._is_busy = False
+        kind.is_checked = True
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
         self._is_busy = guard.is_planning = True

@@ -31,11 +31,13 @@ class PlannedKind:
 
     Attributes:
         key: What calls it was planned for; None where the plan is that of a larger kind.
+        is_checked: Whether it is known how far its gradients are off, or they are exact.
     """
 
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
         self.step_plan = step_plan
         self.key = key
+        self.is_checked = False
         self._owner = weakref.proxy(owner)
         self.call = owner.compile(step_plan)
         self.measured_peak_bytes: int | None = None
@@ -51,6 +53,7 @@ class PlannedKind:
         """The plan has changed: what was measured is of another one."""
         self.measured_peak_bytes = None
         self._num_readings = 0
+        self.is_checked = False
 
     def forget(self) -> None:
         """Let go of what was compiled."""
@@ -104,6 +107,7 @@ class PlannedKind:
             step_ms=owner.step_ms,
             planning_s=step_plan.planning_s,
             replans=step_plan.replans,
+            gradient_error=step_plan.gradient_error,
             not_planned=(
                 *step_plan.not_planned,
                 *(("a graph", why) for why in self.unplanned),

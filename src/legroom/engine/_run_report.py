@@ -27,6 +27,8 @@ class RunReport:
         replans: How often a measurement above the budget led to another plan.
         ways: For each way: how many tensors, and how many bytes they would hold.
         not_planned: What runs as it is, and why.
+        gradient_error: How far a lossy plan's gradients are off on the first batch: norm of the
+            difference over the norm; None where nothing lossy is used.
         model: What was planned, as `legroom run` names it.
         models: Where several were planned, the report of each; this one then is of the one with
             the largest predicted peak.
@@ -45,6 +47,7 @@ class RunReport:
     added_ms: float = 0.0
     preset: str = ""
     exactness: str = "bitwise"
+    gradient_error: float | None = None
     model: str = ""
     models: tuple[RunReport, ...] = ()
 

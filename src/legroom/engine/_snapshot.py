@@ -48,7 +48,7 @@ class Snapshot:
         self._gradients = [(tensor, _stored(tensor.grad)) for tensor in tensors.values()]
         self._optimizers = [(each, _state_of(each), _settings_of(each)) for each in optimizers]
         self._helpers = [(each, copy.deepcopy(each.state_dict())) for each in helpers]
-        self._restore_random = _remember_random()
+        self._restore_random = remember_random()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -131,7 +131,7 @@ def _made(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _remember_random() -> Callable[[], None]:
+def remember_random() -> Callable[[], None]:
     ours, python = bytes(torch.get_rng_state().numpy()), random.getstate()
     has_cuda = torch.cuda.is_available()
     cuda = torch.cuda.get_rng_state_all() if has_cuda else []

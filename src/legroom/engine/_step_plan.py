@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -51,6 +51,7 @@ class StepPlan:
             lies outside the made-up step.
         reserved_bytes: What was measured beyond the prediction, and is kept free since.
         outside_bytes: The most that was measured beyond the prediction.
+        gradient_error: How far a lossy plan's gradients are off, relatively; None if not measured.
     """
 
     capture: Capture
@@ -65,6 +66,7 @@ class StepPlan:
     outside_bytes: int = 0
     replans: int = 0
     not_planned: list[tuple[str, str]] = field(default_factory=list)
+    gradient_error: float | None = None
 
     @property
     def plain_peak_bytes(self) -> int:
@@ -76,6 +78,26 @@ class StepPlan:
         self.outside_bytes = max(self.outside_bytes, excess_bytes)
         if self.budget.num_bytes is None:
             self.budget_bytes = _bytes_of(self.budget, self.planner, self.outside_bytes)
+
+    def use(self, options: PlanOptions) -> None:
+        """Plan again for the same budget with other ways.
+
+        Raises:
+            InfeasibleBudgetError: No plan fits; everything is as it was.
+        """
+        started = time.perf_counter()
+        planner, _ = planner_of(self.capture, options)
+        self.plan, self.programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
+        self.planner = planner
+        self.planning_s += time.perf_counter() - started
+
+    def sibling(self, options: PlanOptions) -> StepPlan:
+        """The same step with other ways, for the same budget or the lowest that they reach."""
+        other = replace(self, not_planned=[], gradient_error=None)
+        other.planner, _ = planner_of(self.capture, options)
+        other.budget_bytes = max(self.budget_bytes, other.planner.floor_bytes)
+        other.plan, other.programs = _plan_within(other.planner, other.budget_bytes)
+        return other
 
     def tighten(self, excess_bytes: int) -> None:
         """Plan again, because so much more was measured than predicted.
@@ -180,7 +202,7 @@ def made_up_step(
     optimizers: Iterable[Optimizer],
 ) -> Callable[[], None]:
     """A training step around a call; see Note [Made-up step]."""
-    args, kwargs = pytree.tree_map(_cut_off, (args, kwargs))
+    args, kwargs = pytree.tree_map(cut_off, (args, kwargs))
     optimizers = tuple(optimizers)
 
     def step() -> None:
@@ -194,7 +216,7 @@ def made_up_step(
     return step
 
 
-def _cut_off(value: Any) -> Any:
+def cut_off(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.requires_grad:
         return value.detach().requires_grad_()
     return value

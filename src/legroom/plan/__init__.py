@@ -7,6 +7,7 @@ from legroom.plan._budget import Budget, parse_activations, parse_budget
 from legroom.plan._callable import plan, stage_of
 from legroom.plan._options import (
     PlanOptions,
+    allowed_ways,
     choose_ways,
     faults_of,
     faults_of_ways,
@@ -41,6 +42,7 @@ __all__ = [
     "Planner",
     "PresetPoint",
     "SweepPoint",
+    "allowed_ways",
     "build_report",
     "choose_ways",
     "faults_of",

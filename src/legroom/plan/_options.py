@@ -30,6 +30,8 @@ class PlanOptions:
         activations: The same as state plus a share of the rest: `"50%"`.
         ways: Names of the ways and variants that may be used; None: all. `hold` always may.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
+        max_gradient_error: How far gradients may be off, relatively, with `"lossy"`; None: measured
+            and said, not bounded.
         device: Another device to plan for, by name or described; None: the one in use.
         time_limit_s: Longest time to solve for one budget.
         num_points: Budgets on the frontier; 0: only floor and chosen budget.
@@ -39,6 +41,7 @@ class PlanOptions:
     activations: str | None = None
     ways: tuple[str, ...] | None = None
     exactness: str = "bitwise"
+    max_gradient_error: float | None = None
     device: str | None = None
     time_limit_s: float = 30.0
     num_points: int = 10
@@ -89,6 +92,11 @@ class PlanOptions:
     def _faults_of_numbers(self) -> Iterator[str]:
         if not (self.time_limit_s > 0 and math.isfinite(self.time_limit_s)):
             yield f"time limit {self.time_limit_s!r} s leaves no time; write seconds above 0"
+        bound = self.max_gradient_error
+        if bound is not None and not (bound > 0 and math.isfinite(bound)):
+            yield f"gradient error {bound!r} is no bound; write a share above 0, as 0.05"
+        if bound is not None and self.exactness != Exactness.LOSSY.value:
+            yield f"a bound on the gradient error is for exactness 'lossy', not {self.exactness!r}"
         if self.num_points < 0:
             yield f"{self.num_points!r} points make no frontier; write 0 for none, or more"
 
@@ -110,12 +118,13 @@ def choose_ways(
     report_faults(faults_of_ways(only=only, without=without, exactness=exactness))
     if not only and not without:
         return None
-    chosen = only or tuple(
-        name
-        for name in (*ways.names(), *variants.names())
-        if not [*_faults_of_name(name, exactness)]
-    )
-    return tuple(name for name in chosen if name not in without)
+    return tuple(name for name in only or allowed_ways(exactness) if name not in without)
+
+
+def allowed_ways(exactness: str) -> tuple[str, ...]:
+    """Names of all ways and variants that an exactness allows."""
+    every = (*ways.names(), *variants.names())
+    return tuple(name for name in every if not [*_faults_of_name(name, exactness)])
 
 
 def faults_of_ways(

@@ -21,13 +21,15 @@ def print_run_plan(report: RunReport, console: Console) -> None:
     """Print what was planned for a model, before its first step."""
     console.print()
     console.print(f"[bold]{escape(_headline(report))}[/bold]", highlight=False)
-    facts = (
+    facts = [
         f"budget {format_bytes(report.budget_bytes)}",
         f"predicted peak {format_bytes(report.predicted_peak_bytes)}",
         f"added {format_added(report.added_ms)} per step",
         f"{report.exactness}, candidate {report.preset}",
         f"planned in {report.planning_s:.1f} s",
-    )
+    ]
+    if report.gradient_error is not None:
+        facts.append(f"gradients off by {100 * report.gradient_error:.2g} %")
     console.print(escape(" · ".join(facts)), highlight=False)
     if report.ways:
         table = make_table("way", "tensors", "of", title="", figures=_WIDTHS)

@@ -131,6 +131,7 @@ class BFloat16(_AbstractFloat):
     summary = "hold numbers as bfloat16: the range of float32, two or three decimal digits"
     origin = "Gist (delayed precision reduction)"
     costs = "half the bytes of float32; each off by at most one part in 256"
+    error = 0.0017
     num_bits = 16
     put, get = _define("bfloat16", torch.bfloat16)
 
@@ -143,6 +144,7 @@ class Float16(_AbstractFloat):
     summary = "hold numbers as float16: three decimal digits, up to 65504"
     origin = "Gist (delayed precision reduction)"
     costs = "half the bytes of float32; each off by at most one part in 2048"
+    error = 0.00021
     num_bits = 16
     put, get = _define("float16", torch.float16)
 
@@ -155,6 +157,7 @@ class Float10(_AbstractFloat):
     summary = "hold numbers with ten bits: one and a half decimal digits, up to 63488"
     origin = "Gist (10-bit floating point)"
     costs = "under a third of the bytes of float32; each off by at most one part in 32"
+    error = 0.0133
     num_bits = 10
     put, get = define(
         "float10", _put_ten_bits, _get_ten_bits, functional_put=_put_ten_bits_functional
@@ -169,6 +172,7 @@ class Float8Wide(_AbstractFloat):
     summary = "hold numbers with eight bits, five of exponent and two of fraction"
     origin = "Gist (8-bit floating point)"
     costs = "a quarter of the bytes of float32; each off by at most one part in 8"
+    error = 0.053
     num_bits = 8
     put, get = _define("float8_e5m2", torch.float8_e5m2)
 
@@ -181,5 +185,6 @@ class Float8Fine(_AbstractFloat):
     summary = "hold numbers with eight bits, four of exponent and three of fraction, up to 448"
     origin = "Gist (8-bit floating point)"
     costs = "a quarter of the bytes of float32; each off by at most one part in 16"
+    error = 0.027
     num_bits = 8
     put, get = _define("float8_e4m3", torch.float8_e4m3fn)

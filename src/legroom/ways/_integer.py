@@ -206,6 +206,7 @@ class Integer8(_AbstractInteger):
     name = "integer8"
     summary = "hold numbers as 8-bit integers, with a range for each 256, rounded at random"
     costs = "a quarter of the bytes of float32; right on average"
+    error = 0.0091
     num_bits = 8
     put, get = _define(8)
 
@@ -217,6 +218,7 @@ class Integer4(_AbstractInteger):
     name = "integer4"
     summary = "hold numbers as 4-bit integers, with a range for each 256, rounded at random"
     costs = "an eighth of the bytes of float32; right on average, and noisy"
+    error = 0.154
     num_bits = 4
     put, get = _define(4)
 
@@ -228,5 +230,6 @@ class Integer2(_AbstractInteger):
     name = "integer2"
     summary = "hold numbers as 2-bit integers, with a range for each 256, rounded at random"
     costs = "a fourteenth of the bytes of float32; right on average, and very noisy"
+    error = 0.77
     num_bits = 2
     put, get = _define(2)

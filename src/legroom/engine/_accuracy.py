@@ -1,0 +1,197 @@
+"""How far the gradients of a lossy plan are from exact ones, and a plan that is near enough.
+
+In go a kind of call that was just planned and its first arguments; out come relative errors of its
+gradients, and, where the user set a bound, a plan within it. See Note [Accuracy].
+"""
+
+# Note [Accuracy]
+# 1. Measured on the first real batch, before training, with several seeds: forward and backward
+#    under the plan, and under one of the same step that uses nothing lossy. That one fits the
+#    budget if any such plan does, and otherwise takes as little as possible.
+# 2. The error is the norm of the difference of all gradients over the norm of the exact ones, the
+#    mean over the seeds. A call that returns no loss gets a random gradient for what it returns.
+# 3. Parameters are not changed, and everything else is put back: gradients, buffers, random states.
+# 4. Above the bound, the coarsest ways are left out until the plan's measured error is within it,
+#    found by bisection. If then no plan fits the budget, that is an error with the numbers.
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from legroom import ways
+from legroom.engine._snapshot import remember_random
+from legroom.engine._step_plan import cut_off, differentiated_outputs
+from legroom.engine.graph import PlannedCall
+from legroom.errors import GradientErrorBoundError, InfeasibleBudgetError
+from legroom.plan import PlanOptions, allowed_ways
+from legroom.ways import Exactness
+
+if TYPE_CHECKING:
+    from legroom.engine._fit import Fitted
+    from legroom.engine._planned_kind import PlannedKind
+
+NUM_SEEDS = 3
+_Call = Callable[..., Any]
+
+
+def is_lossy(kind: PlannedKind) -> bool:
+    """Whether anything under its plan is held with an error."""
+    used = {decision.way for decision in kind.step_plan.plan.decisions}
+    return any(ways.get(name).exactness is Exactness.LOSSY for name in used)
+
+
+@final
+class AccuracyCheck:
+    """Measures one kind of call with its first arguments; see Note [Accuracy]."""
+
+    def __init__(
+        self,
+        owner: Fitted,
+        kind: PlannedKind,
+        options: PlanOptions,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        module: nn.Module,
+        parameters: list[nn.Parameter],
+    ) -> None:
+        self._owner = owner
+        self._kind = kind
+        self._options = options
+        self._arguments = pytree.tree_map(cut_off, arguments)
+        self._module = module
+        self._parameters = parameters
+        self._expected: list[list[torch.Tensor | None]] = []
+
+    def run(self) -> None:
+        """Measure the plan's error; above the bound, plan again.
+
+        Raises:
+            GradientErrorBoundError: No plan within the budget is within the bound.
+        """
+        reference = self._reference()
+        self._expected = self._gradients(reference)
+        if isinstance(reference, PlannedCall):
+            reference.forget()
+        bound = self._options.max_gradient_error
+        error = self._measure()
+        if bound is None or error <= bound:
+            return
+        rungs = _rungs(self._options)
+        too_coarse, fine = 0, len(rungs)  # of the sets from `fine` on nothing is known, or enough
+        best: tuple[int, float] | None = None
+        nearest = error
+        while fine - too_coarse > 1:
+            middle = (too_coarse + fine) // 2
+            try:
+                self._plan_with(rungs[middle])
+            except InfeasibleBudgetError:
+                fine = middle
+                continue
+            error = self._measure()
+            nearest = min(nearest, error)
+            if error <= bound:
+                fine, best = middle, (middle, error)
+            else:
+                too_coarse = middle
+        if best is None:
+            raise GradientErrorBoundError(
+                bound=bound, nearest=nearest, budget_bytes=self._kind.step_plan.budget_bytes
+            )
+        self._plan_with(rungs[best[0]])
+        self._kind.step_plan.gradient_error = best[1]
+
+    def _measure(self) -> float:
+        """The error of the plan as it is; noted there."""
+        found = self._gradients(self._kind.call)
+        errors = [_relative(*pair) for pair in zip(found, self._expected, strict=True)]
+        error = self._kind.step_plan.gradient_error = statistics.mean(errors)
+        return error
+
+    def _plan_with(self, names: tuple[str, ...]) -> None:
+        self._kind.step_plan.use(replace(self._options, ways=names))
+        self._kind.forget()
+        self._kind.call = self._owner.compile(self._kind.step_plan)
+        self._owner.compile_again(self._kind.step_plan)
+
+    def _reference(self) -> _Call:
+        """What computes exact gradients; see Note [Accuracy], rule 1."""
+        names = _rungs(self._options)[-1]
+        exact = self._kind.step_plan.sibling(replace(self._options, ways=names))
+        return self._owner.compile(exact)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _gradients(self, call: _Call) -> list[list[torch.Tensor | None]]:
+        """Of all parameters, for each seed."""
+        args, kwargs = self._arguments
+        found = []
+        with self._everything_put_back() as put_back:
+            for seed in range(NUM_SEEDS):
+                put_back()
+                torch.manual_seed(seed)
+                roots = list(differentiated_outputs(call(*args, **kwargs)))
+                torch.autograd.backward(roots, [_gradient_for(root, seed) for root in roots])
+                found.append([param.grad for param in self._parameters])
+        return found
+
+    @contextlib.contextmanager
+    def _everything_put_back(self) -> Iterator[Callable[[], None]]:
+        """See Note [Accuracy], rule 3. Yields what does so in between."""
+        gradients = [param.grad for param in self._parameters]
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
+        restore_random = remember_random()
+
+        def put_back() -> None:
+            for param in self._parameters:
+                param.grad = None
+            with torch.no_grad():
+                for buffer, kept in buffers:
+                    buffer.copy_(kept)
+            restore_random()
+
+        try:
+            yield put_back
+        finally:
+            put_back()
+            for param, gradient in zip(self._parameters, gradients, strict=True):
+                param.grad = gradient
+
+
+def _gradient_for(root: torch.Tensor, seed: int) -> torch.Tensor | None:
+    if root.numel() == 1:
+        return None
+    generator = torch.Generator(root.device).manual_seed(seed)
+    return torch.randn(root.shape, dtype=root.dtype, device=root.device, generator=generator)
+
+
+def _relative(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> float:
+    difference = total = 0.0
+    for mine, exact in zip(found, expected, strict=True):
+        if mine is not None and exact is not None:
+            difference += float((mine.double() - exact.double()).square().sum())
+            total += float(exact.double().square().sum())
+    if not difference:
+        return 0.0
+    return math.sqrt(difference / total) if total else math.inf
+
+
+def _rungs(options: PlanOptions) -> list[tuple[str, ...]]:
+    """Sets of names that may be used, each without the coarsest lossy way of the one before."""
+    names = allowed_ways(options.exactness) if options.ways is None else options.ways
+    lossy = [
+        name
+        for name in names
+        if name in ways.names() and ways.get(name).exactness is Exactness.LOSSY
+    ]
+    rungs = [names]
+    for coarsest in sorted(lossy, key=lambda name: -ways.get(name).error):
+        rungs.append(tuple(name for name in rungs[-1] if name != coarsest))
+    return rungs

@@ -1,0 +1,135 @@
+"""How far a lossy plan's gradients are off is measured before training, and a bound is kept."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import legroom
+from legroom import ways
+from legroom.engine import _accuracy
+from legroom.errors import GradientErrorBoundError, UsageError
+from tests.unit.engine.training import bytes_of, state_of
+
+
+class Model(nn.Module):
+    """Random numbers, a buffer that forward changes, and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(5))
+        self.norm = nn.BatchNorm1d(64)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, data):
+        value = data
+        for layer in self.layers:
+            value = self.dropout(F.gelu(layer(value))) + value
+        return F.mse_loss(self.norm(value), data.roll(1, 0))
+
+
+def fitted(**options):
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    handle = legroom.fit(model, optimizer=optimizer, exactness="lossy", time_limit_s=2.0, **options)
+    return model, optimizer, handle
+
+
+def trained(num_steps=3, **options):
+    model, optimizer, handle = fitted(**options)
+    data = torch.randn(1024, 64)
+    try:
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            model(data).backward()
+            optimizer.step()
+        return handle.report()
+    finally:
+        handle.undo()
+
+
+def test_the_error_is_measured_and_reported():
+    report = trained(activations="60%", ways=["integer4"])
+    assert "integer4" in report.ways
+    assert 0.01 < report.gradient_error < 0.5
+    assert report.to_dict()["gradient_error"] == report.gradient_error
+
+
+def test_what_is_not_lossy_has_no_error():
+    report = trained(num_steps=1, budget="100%")
+    assert report.gradient_error is None
+
+
+def test_a_bound_leaves_coarse_ways_out():
+    coarse = trained(activations="60%", ways=["integer2", "integer8"], max_gradient_error=0.9)
+    fine = trained(activations="60%", ways=["integer2", "integer8"], max_gradient_error=0.05)
+    assert fine.gradient_error <= 0.05
+    assert "integer2" not in fine.ways
+    assert fine.measured_peak_bytes <= fine.budget_bytes
+    assert coarse.gradient_error <= 0.9
+
+
+def test_a_bound_that_no_plan_keeps_is_an_error_with_numbers():
+    with pytest.raises(
+        GradientErrorBoundError, match=r"within 1e-06 of exact.*off by 0\."
+    ) as caught:
+        trained(activations="60%", ways=["integer4", "bfloat16"], max_gradient_error=1e-6)
+    assert 1e-4 < caught.value.nearest < 0.01
+    assert caught.value.bound == 1e-6
+
+
+def test_measuring_changes_nothing(monkeypatch):
+    model, _, handle = fitted(activations="60%", ways=["integer4"])
+    seen = []
+    run = _accuracy.AccuracyCheck.run
+
+    def watched(check):
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        before = state_of(model), [bytes_of(each.grad) for each in model.parameters()]
+        run(check)
+        seen.append(
+            (state_of(model), [bytes_of(each.grad) for each in model.parameters()]) == before
+        )
+
+    monkeypatch.setattr(_accuracy.AccuracyCheck, "run", watched)
+    model(torch.randn(1024, 64))
+    handle.undo()
+    assert seen == [True]
+
+
+def test_a_plan_that_becomes_lossy_later_is_checked_too():
+    model, _, handle = fitted(activations="90%", ways=["integer8"])
+    data = torch.randn(1024, 64)
+    model(data).backward()
+    handle.reserve(1_200_000)
+    model(data).backward()
+    report = handle.report()
+    handle.undo()
+    assert "integer8" in report.ways
+    assert report.gradient_error is not None
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_bound_is_refused(bound):
+    with pytest.raises(UsageError, match="is no bound"):
+        legroom.fit(Model(), budget="50%", exactness="lossy", max_gradient_error=bound)
+
+
+def test_a_bound_without_anything_lossy_is_refused():
+    with pytest.raises(UsageError, match="is for exactness 'lossy', not 'bitwise'"):
+        legroom.fit(Model(), budget="50%", max_gradient_error=0.1)
+
+
+@pytest.mark.parametrize("name", ways.names())
+def test_each_way_says_how_far_off_it_is(name):
+    way = ways.get(name)
+    if way.exactness is not ways.Exactness.LOSSY:
+        assert way.error == 0
+        return
+    value = torch.randn(2**18, generator=torch.Generator().manual_seed(0))
+    found = way.get(way.put(value), list(value.shape), list(value.stride()), value.dtype)
+    assert ((found - value).norm() / value.norm()).item() == pytest.approx(way.error, rel=0.03)
