@@ -1,0 +1,257 @@
+"""What does holding less cost in accuracy, and what does the loss of a language model take?
+
+In goes a part, measured once: `loss` (the last layer and the loss of GPT-2, plain and fitted) or
+`convergence` (two models trained with every tensor encoded that can be); out comes one JSON object
+on stdout. `benchmarks.run` writes the tables.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import legroom
+from legroom.meter import PeakGauge
+
+VOCABULARY, WIDTH, BATCH, LENGTH = 50257, 768, 4, 512
+"""GPT-2's."""
+SEEDS = (0, 1, 2)
+NUM_STEPS = 150
+LAST_STEPS = 20
+"""The final loss is the mean of so many."""
+ENCODINGS = ("plain", "bfloat16", "integer8", "integer4", "integer2")
+
+
+# -- the loss of a language model ------------------------------------------------------------------
+
+
+class LastLayer(nn.Module):
+    """What a Hugging Face GPT-2 does after its last block."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=dtype)
+        generator = torch.Generator().manual_seed(0)
+        weights = torch.randn(VOCABULARY, WIDTH, generator=generator) * 0.02
+        self.lm_head.weight.data.copy_(weights)
+
+    def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of the next token."""
+        logits = self.lm_head(hidden)[:, :-1].flatten(0, 1)
+        return functional.cross_entropy(logits, labels[:, 1:].flatten())
+
+
+def measure_loss() -> dict[str, Any]:
+    """Peak of the loss part beyond its gradients, and how far gradients are off from float64's."""
+    torch.set_num_threads(1)
+    rows: dict[str, Any] = {}
+    _, exact = _loss_row(LastLayer(torch.float64), None)
+    for name in ("plain", "fitted"):
+        model = LastLayer()
+        options = {"budget": "floor", "exactness": "rounding"} if name == "fitted" else None
+        row, gradients = _loss_row(model, options)
+        row["gradient_errors"] = [
+            float((mine.double() - theirs).norm() / theirs.norm())
+            for mine, theirs in zip(gradients, exact, strict=True)
+        ]
+        rows[name] = row
+        gc.collect()
+    return {"rows": rows, "logits_bytes": BATCH * LENGTH * VOCABULARY * 4}
+
+
+def _loss_row(
+    model: LastLayer, options: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(BATCH, LENGTH, WIDTH, generator=generator).to(model.lm_head.weight.dtype)
+    hidden.requires_grad_()
+    labels = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator)
+    leaves = [hidden, model.lm_head.weight]
+    optimizer = torch.optim.SGD(leaves, lr=0.0)  # so that steps have an end
+    call = model if options is None else legroom.fit(model.forward, optimizer=optimizer, **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        call(hidden, labels).backward()
+        optimizer.step()
+
+    for _ in range(4 if options is not None else 1):
+        step()
+    optimizer.zero_grad()
+    gc.collect()
+    gauge = PeakGauge(torch.device("cpu"))
+    assert gauge.start(), "a profiler was running"
+    step()
+    reading = gauge.stop()
+    assert reading is not None, "a profiler was running"
+    grown_bytes = reading.peak_bytes - reading.opening_bytes
+    gradients = [leaf.grad.detach() for leaf in leaves if leaf.grad is not None]
+    gradient_bytes = sum(each.numel() * each.itemsize for each in gradients)
+    return {
+        "loss_part_bytes": grown_bytes - gradient_bytes,
+        "gradient_bytes": gradient_bytes,
+    }, gradients
+
+
+# -- training with fewer bits ----------------------------------------------------------------------
+
+
+class CharacterModel(nn.Module):
+    """A small GPT on characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(len(_LETTERS), 64)
+        self.places = nn.Embedding(48, 64)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(64)
+        self.last = nn.Linear(64, len(_LETTERS))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The loss of the next letter."""
+        length = tokens.shape[1] - 1
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        value = self.tokens(tokens[:, :-1]) + self.places(torch.arange(length))
+        for block in self.blocks:
+            value = block(value, src_mask=mask, is_causal=True)
+        logits = self.last(self.norm(value))
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.relu(value + self.body(value))
+
+
+class SmallResNet(nn.Module):
+    """Three residual blocks on pictures of eight by eight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 32, 3, padding=1)
+        self.blocks = nn.Sequential(*(_Block(32) for _ in range(3)))
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of the right class."""
+        value = self.blocks(torch.relu(self.first(pictures))).mean((2, 3))
+        return functional.cross_entropy(self.last(value), labels)
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz ."
+_WORDS = (
+    "the cat sat on a mat and saw that its hat was flat so it went out to look for another one "
+    "in the town where every house had a red door with a number"
+).split()
+
+
+def _sentences(generator: torch.Generator) -> tuple[torch.Tensor]:
+    """Letters of random words in a fixed order of kinds: there is something to learn."""
+    rows = []
+    for _ in range(16):
+        text, place = "", int(torch.randint(len(_WORDS), (1,), generator=generator))
+        while len(text) < 49:
+            text += _WORDS[place] + " "
+            jump = int(torch.randint(3, (1,), generator=generator)) + 1
+            place = (place + jump) % len(_WORDS)
+        rows.append([_LETTERS.index(letter) for letter in text[:49]])
+    return (torch.tensor(rows),)
+
+
+def _pictures(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ten fixed patterns, moved and noisy."""
+    patterns = torch.randn(10, 1, 8, 8, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(10, (64,), generator=generator)
+    moved = [
+        patterns[label].roll(tuple(torch.randint(3, (2,), generator=generator).tolist()), (1, 2))
+        for label in labels
+    ]
+    pictures = torch.stack(moved)
+    return pictures + 1.5 * torch.randn(pictures.shape, generator=generator), labels
+
+
+_Batches = Callable[[torch.Generator], tuple[torch.Tensor, ...]]
+MODELS: dict[str, tuple[type[nn.Module], _Batches]] = {
+    "character GPT": (CharacterModel, _sentences),
+    "small ResNet": (SmallResNet, _pictures),
+}
+
+
+def measure_convergence() -> dict[str, Any]:
+    """Final losses of each model with each encoding, by seed."""
+    torch.set_num_threads(1)
+    return {
+        "rows": [
+            {"model": name, "encoding": encoding, **_trained(name, encoding)}
+            for name in MODELS
+            for encoding in ENCODINGS
+        ]
+    }
+
+
+def _trained(name: str, encoding: str) -> dict[str, Any]:
+    finals, report = [], None
+    for seed in SEEDS:
+        build, batch_of = MODELS[name]
+        torch.manual_seed(seed)
+        model = build()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        handle = None
+        if encoding != "plain":
+            handle = legroom.fit(
+                model,
+                optimizer=optimizer,
+                budget="floor",
+                exactness="lossy",
+                ways=[encoding],
+                time_limit_s=5.0,
+            )
+        generator = torch.Generator().manual_seed(1000 + seed)
+        losses = []
+        for _ in range(NUM_STEPS):
+            optimizer.zero_grad()
+            loss = model(*batch_of(generator))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        finals.append(sum(losses[-LAST_STEPS:]) / LAST_STEPS)
+        if handle is not None:
+            report = handle.report().to_dict()
+            handle.undo()
+    answer: dict[str, Any] = {"final_losses": finals}
+    if report is not None:
+        held = report["ways"].get(encoding, {"tensors": 0, "bytes": 0})
+        answer |= {"gradient_error": report["gradient_error"], "encoded": held}
+    return answer
+
+
+SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "loss": measure_loss,
+    "convergence": measure_convergence,
+}
+
+
+def main() -> None:
+    """Measure one part and print it."""
+    print(json.dumps(SINGLE_PARTS[sys.argv[1]]()))
+
+
+if __name__ == "__main__":
+    main()

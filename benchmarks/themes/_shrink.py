@@ -1,0 +1,110 @@
+"""Theme `shrink`: what does holding less cost in accuracy, and what does a loss take?
+
+In goes what `benchmarks.shrink` measured; out come its tables.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks import shrink
+from benchmarks.themes._tables import mib, percent, table
+from benchmarks.themes._theme import Theme
+
+
+def write_markdown(result: dict[str, Any]) -> str:
+    """The tables of one result."""
+    about, singles = result["about"], result.get("singles", {})
+    lines = [
+        "# What does holding less cost in accuracy, and what does a loss take?",
+        "",
+        f"{about['date']} · commit {about['commit']} · torch {about['torch']} · Python "
+        f"{about['python']} · {about['machine']} · `{about['command']}`",
+        "",
+        *_loss_section(singles.get("loss", {})),
+        *_convergence_section(singles.get("convergence", {})),
+    ]
+    return "\n".join(lines)
+
+
+def _loss_section(seen: dict[str, Any]) -> Iterable[str]:
+    yield from ("## The last layer and the loss of GPT-2", "")
+    if "rows" not in seen:
+        yield from (seen.get("error", "not measured"), "")
+        return
+    logits = seen["logits_bytes"]
+    body = [
+        [
+            name,
+            mib(row["loss_part_bytes"]),
+            f"{row['loss_part_bytes'] / logits:.2f}",
+            mib(row["gradient_bytes"]),
+            ", ".join(f"{error:.1e}" for error in row["gradient_errors"]),
+        ]
+        for name, row in seen["rows"].items()
+    ]
+    yield from (
+        f"Batch {shrink.BATCH} of {shrink.LENGTH} tokens, vocabulary {shrink.VOCABULARY}, width "
+        f"{shrink.WIDTH}; the logits take {mib(logits)} MiB. Fitted: `legroom.fit` on a function "
+        "that returns the loss, at its floor, exactness `rounding`. The loss part is the peak "
+        "beyond weights, features and the gradients of both.",
+        "",
+        *table(
+            ["", "loss part MiB", "of the logits", "gradients MiB", "off from float64 (features, "
+             "weight)"],
+            body,
+        ),
+        "",
+    )  # fmt: skip
+
+
+def _convergence_section(seen: dict[str, Any]) -> Iterable[str]:
+    yield from ("## Training with fewer bits", "")
+    if "rows" not in seen:
+        yield from (seen.get("error", "not measured"), "")
+        return
+    spreads = {
+        row["model"]: (min(row["final_losses"]), max(row["final_losses"]))
+        for row in seen["rows"]
+        if row["encoding"] == "plain"
+    }
+    body = []
+    for row in seen["rows"]:
+        finals = row["final_losses"]
+        low, high = spreads[row["model"]]
+        mean = statistics.mean(finals)
+        error, encoded = row.get("gradient_error"), row.get("encoded", {})
+        body.append(
+            [
+                row["model"],
+                row["encoding"],
+                str(encoded.get("tensors", "")),
+                percent(error) if error is not None else "",
+                ", ".join(f"{each:.4f}" for each in finals),
+                f"{mean:.4f}",
+                "" if row["encoding"] == "plain" else "yes" if low <= mean <= high else "no",
+            ]
+        )
+    yield from (
+        f"{shrink.NUM_STEPS} steps of Adam on generated data, seeds {shrink.SEEDS}; every tensor "
+        "is encoded that the way applies to (`ways=[...]`, budget `floor`). The final loss is the "
+        f"mean of the last {shrink.LAST_STEPS} steps.",
+        "",
+        *table(
+            ["model", "held as", "tensors", "gradients off", "final losses", "mean",
+             "within plain's spread"],
+            body,
+        ),
+        "",
+    )  # fmt: skip
+
+
+SHRINK = Theme(
+    name="shrink",
+    module="benchmarks.shrink",
+    case_parts=(),
+    single_parts=tuple(shrink.SINGLE_PARTS),
+    write_markdown=write_markdown,
+)
