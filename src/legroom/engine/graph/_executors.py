@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import fx
 
-from legroom.capture import FUNCTIONAL
+from legroom.capture import FUNCTIONAL, real_tensors
 from legroom.errors import TorchInterfaceError, UsageError
 from legroom.registry import unknown_name
 from legroom.ways import Exactness
@@ -88,14 +88,27 @@ class Inductor(Executor):
             ) from None
         # The plan has put everything in an order that keeps the peak low; Inductor's own is worse.
         with config.patch(fallback_random=True, reorder_for_peak_memory=False):
-            table = {**select_decomp_table(), **FUNCTIONAL}
-            # Of an empty operand it makes other strides than eager, which views cannot follow.
-            table.pop(torch.ops.aten.cat.default, None)
+            table = {**select_decomp_table(), **FUNCTIONAL, torch.ops.aten.view.default: _view}
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
                 decomposed = make_fx(graph, decomposition_table=table)(*inputs)
             compiled: Any = compile_fx_inner(decomposed, inputs)
         return compiled  # type: ignore[no-any-return]
+
+
+def _view(value: torch.Tensor, size: list[int]) -> Any:
+    """A view where there can be one; some of Inductor's decompositions leave other strides."""
+    with real_tensors():
+        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        try:
+            like.view(size)
+        except (RuntimeError, ValueError):
+            is_possible = False
+        else:
+            is_possible = True
+    if is_possible:
+        return NotImplemented
+    return value.clone(memory_format=torch.contiguous_format).view(size)
 
 
 _EXECUTORS = {each.name: each for each in (Eager, Inductor)}
