@@ -11,9 +11,6 @@ from tests.unit.engine.training import bytes_of
 
 LOSSES = {
     "mse": F.mse_loss,
-    "mse sum": lambda value, target: F.mse_loss(value, target, reduction="sum"),
-    "smooth": lambda value, target: F.smooth_l1_loss(value, target, beta=0.5),
-    "soft margin": lambda value, target: F.soft_margin_loss(value, target.sign()),
     "entropy": lambda value, target: F.binary_cross_entropy(value.sigmoid(), target.sigmoid()),
 }
 
@@ -58,7 +55,7 @@ def trained(name, **options):
     return [bytes_of(each) for each in (loss, *model.parameters())], fitted
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["mse", "entropy"])
 def test_the_peak_is_known_and_the_training_the_same(name):
     plain, _ = trained(name)
     seen, fitted = trained(name, budget="floor")

@@ -59,17 +59,15 @@ def test_the_error_is_measured_and_reported():
 
 
 def test_what_is_not_lossy_has_no_error():
-    report = trained(num_steps=1, budget="100%")
+    report = trained(num_steps=1, activations="60%", ways=["remake"])
     assert report.gradient_error is None
 
 
 def test_a_bound_leaves_coarse_ways_out():
-    coarse = trained(activations="60%", ways=["integer2", "integer8"], max_gradient_error=0.9)
     fine = trained(activations="60%", ways=["integer2", "integer8"], max_gradient_error=0.05)
     assert fine.gradient_error <= 0.05
     assert "integer2" not in fine.ways
     assert fine.measured_peak_bytes <= fine.budget_bytes
-    assert coarse.gradient_error <= 0.9
 
 
 def test_a_bound_that_no_plan_keeps_is_an_error_with_numbers():

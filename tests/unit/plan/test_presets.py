@@ -4,11 +4,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from legroom import variants, ways
-from legroom.capture import Kind
+from legroom.capture import Kind, capture_step
 from legroom.errors import UnknownNameError
 from legroom.plan import presets
 from legroom.plan._problem import build_problem
@@ -304,3 +306,38 @@ def test_min_cut_keeps_the_narrow_side():
 def test_unknown_presets_are_named():
     with pytest.raises(UnknownNameError, match=r"unknown preset 'per-blok'.*'per-block'\?"):
         presets.get("per-blok")
+
+
+@pytest.fixture(scope="module")
+def with_masks():
+    """A step with dropout, captured for real: masks and numbers are kept."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, 64))
+    data = torch.randn(64, 64)
+    return capture_step(lambda: net(data).square().mean().backward()).planned
+
+
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        ("gist", [{"bits", "hold"}]),
+        ("gist-lossy", [{"bits", "float16"}, {"bits", "float10"}, {"bits", "float8-e4m3"}]),
+        ("actnn", [{"bits", "integer2"}, {"bits", "integer4"}, {"bits", "integer8"}]),
+    ],
+)
+def test_encodings_hold_everything_in_the_form_that_applies(with_masks, name, forms):
+    enabled = ways.select(exactness=ways.Exactness.LOSSY)
+    search = Search(build_problem(with_masks, enabled))
+    used = [
+        {
+            each.options[option].way
+            for each, option in zip(search.problem.candidates, choice.options, strict=True)
+            if each.late_uses
+        }
+        for choice in choices_of(name, search)
+    ]
+    assert used == forms
+
+
+@pytest.mark.parametrize("name", ["gist-lossy", "actnn"])
+def test_encodings_that_are_not_enabled_are_no_preset(with_masks, name):
+    assert choices_of(name, search_of(with_masks)) == []

@@ -6,6 +6,7 @@ Every preset is a candidate and a starting point of every plan.
 from __future__ import annotations
 
 from legroom.plan.presets._by_cost import Echo, MinCut, SaveAll
+from legroom.plan.presets._by_way import ActNN, Gist, GistLossy
 from legroom.plan.presets._checkmate import Checkmate
 from legroom.plan.presets._preset import AbstractPreset
 from legroom.plan.presets._segments import PerBlock, ResidualBlocks, Separators, Sqrt, TimeSteps
@@ -25,6 +26,9 @@ _PRESETS: Registry[type[AbstractPreset]] = Registry(
         Echo,
         TimeSteps,
         Separators,
+        Gist,
+        GistLossy,
+        ActNN,
     ),
 )
 register, unregister, names, get = (
