@@ -24,7 +24,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         f"{about['python']} · {about['machine']} · `{about['command']}`",
         "",
         *_loss_section(singles.get("loss", {})),
-        *_convergence_section(singles.get("convergence", {})),
+        *_convergence_section({name: singles.get(name, {}) for name in shrink.MODELS}),
     ]
     return "\n".join(lines)
 
@@ -62,31 +62,12 @@ def _loss_section(seen: dict[str, Any]) -> Iterable[str]:
 
 def _convergence_section(seen: dict[str, Any]) -> Iterable[str]:
     yield from ("## Training with fewer bits", "")
-    if "rows" not in seen:
-        yield from (seen.get("error", "not measured"), "")
-        return
-    spreads = {
-        row["model"]: (min(row["final_losses"]), max(row["final_losses"]))
-        for row in seen["rows"]
-        if row["encoding"] == "plain"
-    }
     body = []
-    for row in seen["rows"]:
-        finals = row["final_losses"]
-        low, high = spreads[row["model"]]
-        mean = statistics.mean(finals)
-        error, encoded = row.get("gradient_error"), row.get("encoded", {})
-        body.append(
-            [
-                row["model"],
-                row["encoding"],
-                str(encoded.get("tensors", "")),
-                percent(error) if error is not None else "",
-                ", ".join(f"{each:.4f}" for each in finals),
-                f"{mean:.4f}",
-                "" if row["encoding"] == "plain" else "yes" if low <= mean <= high else "no",
-            ]
-        )
+    for model, answer in seen.items():
+        if "rows" not in answer:
+            body.append([model, answer.get("error", "not measured")])
+            continue
+        body += _rows_of(model, answer["rows"])
     yield from (
         f"{shrink.NUM_STEPS} steps of Adam on generated data, seeds {shrink.SEEDS}; every tensor "
         "is encoded that the way applies to (`ways=[...]`, budget `floor`). The final loss is the "
@@ -99,6 +80,24 @@ def _convergence_section(seen: dict[str, Any]) -> Iterable[str]:
         ),
         "",
     )  # fmt: skip
+
+
+def _rows_of(model: str, rows: list[dict[str, Any]]) -> Iterable[list[str]]:
+    plain = next(row["final_losses"] for row in rows if row["encoding"] == "plain")
+    for row in rows:
+        finals = row["final_losses"]
+        mean = statistics.mean(finals)
+        error, encoded = row.get("gradient_error"), row.get("encoded", {})
+        is_within = "yes" if min(plain) <= mean <= max(plain) else "no"
+        yield [
+            model,
+            row["encoding"],
+            str(encoded.get("tensors", "")),
+            percent(error) if error is not None else "",
+            ", ".join(f"{each:.4f}" for each in finals),
+            f"{mean:.4f}",
+            is_within,
+        ]
 
 
 SHRINK = Theme(
