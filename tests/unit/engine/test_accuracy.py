@@ -99,6 +99,21 @@ def test_measuring_changes_nothing(monkeypatch):
     assert seen == [True]
 
 
+@pytest.mark.parametrize("bound", [None, 0.1])
+def test_where_an_exact_step_does_not_fit_a_bound_is_an_error(monkeypatch, caplog, bound):
+    def too_large(check):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(_accuracy.AccuracyCheck, "_exact_gradients", too_large)
+    options = {"activations": "60%", "ways": ["integer8"], "max_gradient_error": bound}
+    if bound is not None:
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            trained(num_steps=1, **options)
+        return
+    assert trained(num_steps=1, **options).gradient_error is None
+    assert "an exact step does not fit" in caplog.text
+
+
 def test_a_plan_that_becomes_lossy_later_is_checked_too():
     model, _, handle = fitted(activations="90%", ways=["integer8"])
     data = torch.randn(1024, 64)
