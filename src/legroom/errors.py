@@ -14,6 +14,7 @@ LegroomError                    exit code 1: something failed
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
 ├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
+├── GradientErrorBoundError     no plan fits whose gradients are as near as was asked for
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
 ├── DoubleBackwardError         gradients of gradients through a planned call
 ├── UnplannedGradientError      gradients of an output that was planned to receive none
