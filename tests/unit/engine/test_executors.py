@@ -5,6 +5,9 @@ import torch
 from torch import nn
 
 import legroom
+from legroom.engine.graph import choose_executor
+from legroom.engine.graph._executors import _view
+from legroom.errors import UsageError
 
 
 class Attending(nn.Module):
@@ -23,6 +26,24 @@ class Attending(nn.Module):
         queries = self.queries(value).view(batch, length, 2, 16).transpose(1, 2)
         scores = torch.bmm(queries.reshape(batch * 2, length, 16), turned)
         return torch.softmax(scores, -1).square().mean()
+
+
+def test_a_view_that_there_cannot_be_is_a_copy():
+    value = torch.arange(24.0).view(2, 3, 4)
+    assert _view(value, [6, 4]) is NotImplemented
+    assert _view(value, [2, -1]) is NotImplemented
+    turned = value.transpose(1, 2)
+    assert torch.equal(_view(turned, [8, 3]), turned.reshape(8, 3))
+
+
+@pytest.mark.parametrize("exactness", ["bitwise", "rounding"])
+def test_inductor_needs_rounding(exactness):
+    assert choose_executor("eager", exactness).name == "eager"
+    if exactness == "rounding":
+        assert choose_executor("inductor", exactness).name == "inductor"
+    else:
+        with pytest.raises(UsageError, match="changes rounding"):
+            choose_executor("inductor", exactness)
 
 
 @pytest.mark.slow
