@@ -347,7 +347,7 @@ def _written_in_place(recorder: Recorder, steps: range) -> dict[int, int]:
     same: dict[int, int] = {}
     for position in steps:
         raw = recorder.operations[position]
-        if not raw.is_in_place_else or len(raw.writes) != 1:
+        if not raw.writes_in_place_in_eager or len(raw.writes) != 1:
             continue
         (result,) = raw.writes
         for operand in raw.reads:

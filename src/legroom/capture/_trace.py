@@ -81,7 +81,7 @@ class RawOperation:
     Attributes:
         site: Number of its source line in the recorder's table; -1 if unknown.
         by_autograd: Whether autograd itself called it, to add up gradients.
-        is_in_place_else: Whether it is out of place only here; see Note [Recording], rule 4.
+        writes_in_place_in_eager: Out of place only here; see Note [Recording], rule 4.
         run: What stands here instead of one operation; see `_pieces.PieceRun`.
     """
 
@@ -95,7 +95,7 @@ class RawOperation:
     site: int = -1
     module: str = ""
     by_autograd: bool = False
-    is_in_place_else: bool = False
+    writes_in_place_in_eager: bool = False
     run: Any = None
 
 
@@ -314,7 +314,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 site=site,
                 module=module,
                 by_autograd=by_autograd,
-                is_in_place_else=(by_autograd and func is _ACCUMULATION)
+                writes_in_place_in_eager=(by_autograd and func is _ACCUMULATION)
                 or (phase is Phase.BACKWARD and func in WRITES_INTO_ZEROS),
             )
         )

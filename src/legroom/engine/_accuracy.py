@@ -92,7 +92,7 @@ class AccuracyCheck:
         rungs = _rungs(self._options)
         too_coarse, fine = 0, len(rungs)  # of the sets from `fine` on nothing is known, or enough
         best: tuple[int, float] | None = None
-        nearest = error
+        nearest, middle = error, 0
         while fine - too_coarse > 1:
             middle = (too_coarse + fine) // 2
             try:
@@ -110,8 +110,9 @@ class AccuracyCheck:
             raise GradientErrorBoundError(
                 bound=bound, nearest=nearest, budget_bytes=self._kind.step_plan.budget_bytes
             )
-        self._plan_with(rungs[best[0]])
-        self._kind.step_plan.gradient_error = best[1]
+        place, self._kind.step_plan.gradient_error = best
+        if place != middle:  # the last one tried was another
+            self._plan_with(rungs[place])
 
     def _measure(self) -> float:
         """The error of the plan as it is; noted there."""

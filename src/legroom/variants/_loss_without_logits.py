@@ -32,7 +32,7 @@ class LossWithoutLogits(AbstractRewrite):
     summary = "a last layer and its cross entropy as one operation that never holds all logits"
     exactness = Exactness.ROUNDING
     origin = "chunked losses (Liger, cut cross entropy)"
-    costs = "the last layer's forward once more; about even, since logits stay in the cache"
+    costs = "the last layer's forward once more, in tiles that fit the cache"
 
     @classmethod
     def apply(cls, graph: fx.GraphModule) -> list[str]:
@@ -125,10 +125,7 @@ def _options_of(node: fx.Node) -> dict[str, Any] | None:
     elif node.target is functional.nll_loss:
         given = _bound(functional.nll_loss, node)
         scores = given["input"]
-        if not isinstance(scores, fx.Node) or scores.target not in (
-            functional.log_softmax,
-            torch.log_softmax,
-        ):
+        if not isinstance(scores, fx.Node) or scores.target not in _LOG_SOFTMAX:
             return None
         if _bound(functional.log_softmax, scores)["dim"] not in (-1, 1):
             return None

@@ -87,12 +87,16 @@ def check_same(
     *,
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     within_budget: bool = True,
+    is_remade: bool = True,
     num_steps: int = NUM_STEPS,
     **options: Any,
 ) -> Fitted:
     """Train a copy of the model plain and the model fitted; fail unless all is bit-equal.
 
     The handle that comes back is undone.
+
+    Args:
+        is_remade: Whether the plan must make something again.
     """
     expected_model = copy.deepcopy(model)
     optimizer = make_optimizer(expected_model)
@@ -107,8 +111,17 @@ def check_same(
         handle.undo()
     difference = first_difference(expected, actual)
     assert difference is None, f"{difference} differs"
-    check_planned(handle.report(), within_budget=within_budget)
+    if is_remade:
+        check_planned(handle.report(), within_budget=within_budget)
     return handle
+
+
+def check_prediction(handle: Fitted, *, rel: float) -> None:
+    """The measured peak is the predicted one."""
+    report = handle.report()
+    assert report.measured_peak_bytes is not None
+    off = abs(report.measured_peak_bytes - report.predicted_peak_bytes)
+    assert off <= rel * report.predicted_peak_bytes, report
 
 
 class Block(nn.Module):
