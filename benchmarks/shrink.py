@@ -1,8 +1,9 @@
 """What does holding less cost in accuracy, and what does the loss of a language model take?
 
 In goes a part, measured once: `loss` (the last layer and the loss of GPT-2, plain and fitted),
-`characters` or `pictures` (a model trained with every tensor encoded that can be); out comes one
-JSON object on stdout. `benchmarks.run` writes the tables.
+`characters` or `pictures` (a model trained with every tensor encoded that can be), `preset-NAME`
+(a recipe of the literature against the planner, at the same measured peak); out comes one JSON
+object on stdout. `benchmarks.run` writes the tables.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import nn
 from torch.nn import functional
 
 import legroom
+from benchmarks import cases, engine
+from benchmarks.exactness import measure_peak
 from legroom.meter import PeakGauge
 
 VOCABULARY, WIDTH, BATCH, LENGTH = 50257, 768, 4, 512
@@ -27,7 +30,18 @@ SEEDS = (0, 1, 2)
 NUM_STEPS = 120
 LAST_STEPS = 20
 """The final loss is the mean of so many."""
-ENCODINGS = ("plain", "integer8", "integer4", "integer2")
+ENCODINGS = ("plain", "integer8", "integer4", "integer2", "fewbit4", "fewbit2", "fewbit1")
+RECIPES = {
+    "gist": ("resnet50", "bitwise"),
+    "gist-lossy": ("resnet50", "lossy"),
+    "tempo": ("bert", "bitwise"),
+    "fewbit": ("vit", "lossy"),
+    "actnn": ("resnet50", "lossy"),
+    "echo": ("gpt2", "bitwise"),
+}
+"""By recipe: a case that is like those of its paper, and how exact the recipe is."""
+_ROOM_BYTES = 512 * 1024
+"""What fitting keeps free of its budget, so that the planner could take the recipe itself."""
 
 
 # -- the loss of a language model ------------------------------------------------------------------
@@ -241,9 +255,43 @@ def _trained(name: str, encoding: str) -> dict[str, Any]:
     return answer
 
 
+# -- recipes of the literature against the planner -------------------------------------------------
+
+
+def measure_recipe(name: str) -> dict[str, Any]:
+    """Step times, taking turns: plain, the recipe, and the planner within the recipe's peak."""
+    torch.set_num_threads(1)
+    case_name, exactness = RECIPES[name]
+    runs = {each: cases.build(case_name) for each in ("plain", "recipe", "planner")}
+    for case in runs.values():
+        for _ in range(engine.WARMUP_STEPS):
+            case.step()
+    peak_bytes = measure_peak(runs["plain"].step)
+    handles = {}
+    options: dict[str, Any] = {"budget": "floor", "preset": name}
+    for contestant in ("recipe", "planner"):
+        case = runs[contestant]
+        gc.collect()  # what others left behind is not this one's
+        handles[contestant] = engine.fit_case(case, exactness=exactness, **options)
+        for _ in range(engine.MEASURED_STEPS):
+            case.step()
+        measured_bytes = handles[contestant].report().measured_peak_bytes
+        assert measured_bytes is not None, "no step was measured"
+        options = {"budget": measured_bytes + _ROOM_BYTES}
+    times = engine.interleaved({each: case.step for each, case in runs.items()})
+    return {
+        "case": case_name,
+        "exactness": exactness,
+        "plain_peak_bytes": peak_bytes,
+        "times_ms": times,
+        "reports": {each: handle.report().to_dict() for each, handle in handles.items()},
+    }
+
+
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "loss": measure_loss,
     **{name: functools.partial(measure_convergence, name) for name in MODELS},
+    **{f"preset-{name}": functools.partial(measure_recipe, name) for name in RECIPES},
 }
 
 

@@ -36,6 +36,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         *_compiled_section({n: row["compiled"] for n, row in rows.items() if "compiled" in row}),
         *_speed_section({name: row["speed"] for name, row in rows.items()}),
         *_stash_section({name: row["stash"] for name, row in rows.items() if "stash" in row}),
+        *_lossy_section({name: row["lossy"] for name, row in rows.items() if "lossy" in row}),
         *_torch_section(singles.get("torch_budget", {})),
         *_limited_section(singles.get("limited", {})),
     ]
@@ -184,6 +185,35 @@ def _speed_cells(answer: dict[str, Any]) -> list[str]:
 
 
 def _stash_section(seen: dict[str, Any]) -> Iterable[str]:
+    if not seen:
+        return
+    yield from (
+        "## How much less can be kept for backward",
+        "",
+        "Stash as `legroom profile` measures it, at the highest budget whose plan keeps so many "
+        "times less than plain; times as above.",
+        "",
+        *_less_table(seen),
+        "",
+    )
+
+
+def _lossy_section(seen: dict[str, Any]) -> Iterable[str]:
+    if not seen:
+        return
+    yield from (
+        "## How much less where fewer bits are allowed",
+        "",
+        "Recipes with room around them, Inductor's kernels where nothing else is said. *Blocks*: "
+        "what enters each block is kept, whole. *2 bits*: everything that backward reads is kept "
+        "with two bits for each number, rounded at random (ActNN).",
+        "",
+        *_less_table(seen),
+        "",
+    )
+
+
+def _less_table(seen: dict[str, Any]) -> Iterable[str]:
     body = []
     for name, answer in seen.items():
         if "error" in answer:
@@ -191,23 +221,25 @@ def _stash_section(seen: dict[str, Any]) -> Iterable[str]:
             continue
         stash = answer["stash"]
         for key, report in answer["reports"].items():
-            cells = [name, key, mib(stash["plain"]), mib(stash[key])]
-            cells.append(f"{stash['plain'] / max(1, stash[key]):.2f}")
-            cells.append(_ratio(answer["times_ms"], key, "plain"))
-            cells.append(mib(report["plain_peak_bytes"] - report["measured_peak_bytes"]))
-            body.append(cells)
-    if not body:
-        return
-    head = ["case", "asked", "stash plain MiB", "stash", "times less", "time / plain", "peak lower"]
-    yield from (
-        "## How much less can be kept for backward",
-        "",
-        "Stash as `legroom profile` measures it, at the highest budget whose plan keeps so many "
-        "times less than plain; exactness `bitwise`; times as above.",
-        "",
-        *table(head, body),
-        "",
-    )
+            error = report.get("gradient_error")
+            body.append(
+                [
+                    name,
+                    key,
+                    report["exactness"],
+                    mib(stash["plain"]),
+                    mib(stash[key]),
+                    f"{stash['plain'] / max(1, stash[key]):.2f}",
+                    _ratio(answer["times_ms"], key, "plain"),
+                    mib(report["plain_peak_bytes"] - report["measured_peak_bytes"]),
+                    percent(error) if error is not None else "",
+                ]
+            )
+    head = [
+        *("case", "asked", "exactness", "stash plain MiB", "stash", "times less", "time / plain"),
+        *("peak lower", "gradients off"),
+    ]
+    return table(head, body)
 
 
 def _ratio(times: dict[str, list[float]], one: str, other: str) -> str:

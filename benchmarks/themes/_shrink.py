@@ -25,6 +25,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         "",
         *_loss_section(singles.get("loss", {})),
         *_convergence_section({name: singles.get(name, {}) for name in shrink.MODELS}),
+        *_recipe_section({name: singles.get(f"preset-{name}", {}) for name in shrink.RECIPES}),
     ]
     return "\n".join(lines)
 
@@ -98,6 +99,44 @@ def _rows_of(model: str, rows: list[dict[str, Any]]) -> Iterable[list[str]]:
             f"{mean:.4f}",
             is_within,
         ]
+
+
+def _recipe_section(seen: dict[str, Any]) -> Iterable[str]:
+    yield from ("## Recipes of the literature, and the planner at the same peak", "")
+    body = []
+    for name, answer in seen.items():
+        if "times_ms" not in answer:
+            body.append([name, answer.get("error", "not measured")])
+            continue
+        plain = statistics.median(answer["times_ms"]["plain"])
+        for contestant, report in answer["reports"].items():
+            ratios = sorted(each / plain for each in answer["times_ms"][contestant])
+            error = report["gradient_error"]
+            body.append(
+                [
+                    name if contestant == "recipe" else "",
+                    answer["case"] if contestant == "recipe" else "",
+                    contestant,
+                    mib(answer["plain_peak_bytes"]),
+                    mib(report["measured_peak_bytes"]),
+                    f"{statistics.median(ratios):.2f}",
+                    f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+                    percent(error) if error is not None else "",
+                ]
+            )
+    yield from (
+        "Recipe: `legroom.fit(preset=NAME, budget=\"floor\")`, the leanest of its forms on our "
+        "graph. Planner: the same exactness, with the peak that was measured of the recipe as the "
+        "budget. All three share a process, and peaks include what the others hold. Step times are "
+        "relative to the median of plain, one thread, taking turns.",
+        "",
+        *table(
+            ["recipe", "case", "", "plain peak MiB", "measured peak MiB", "time", "spread",
+             "gradients off"],
+            body,
+        ),
+        "",
+    )  # fmt: skip
 
 
 SHRINK = Theme(

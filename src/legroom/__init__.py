@@ -4,12 +4,14 @@ It shows where a training step's memory and time go (`legroom.profile(step)`), s
 what would fit and what it would cost (`legroom.plan(step)`), and then trains within that budget
 (`legroom.fit(model, budget="6GiB")`), with proof that it is the same training
 (`legroom.verify(step)`). `legroom profile`, `legroom plan`, `legroom run` and `legroom verify` do
-the same for a script, from the command line.
+the same for a script, from the command line. `legroom.swap(model)` puts leaner layers into a model,
+for training without a plan.
 """
 
 from legroom._version import __version__
 from legroom.engine import Fitted, RunReport, Verification, fit, verify
 from legroom.errors import LegroomError
+from legroom.layers import swap
 from legroom.meter import Profile, profile
 from legroom.plan import PlanReport, plan
 from legroom.report import show, write_html
@@ -26,6 +28,7 @@ __all__ = [
     "plan",
     "profile",
     "show",
+    "swap",
     "verify",
     "write_html",
 ]

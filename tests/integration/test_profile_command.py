@@ -88,6 +88,7 @@ def test_memory_that_only_cpp_holds_is_said_to_be_missing(tmp_path):
     assert "unmatched releases" not in {each["name"] for each in data["limits"]}
 
 
+@pytest.mark.slow
 def test_a_gan_step_has_all_its_updates(tmp_path):
     run("profile", "--json", "out.json", SCRIPTS / "gan.py", cwd=tmp_path)
     data = json.loads((tmp_path / "out.json").read_text())
@@ -245,6 +246,7 @@ def test_a_script_without_optimizer_is_measured_by_backward(tmp_path):
     assert any("no torch optimizer stepped" in limit["text"] for limit in data["limits"])
 
 
+@pytest.mark.slow
 def test_too_few_steps_name_the_option_that_helps(tmp_path):
     result = run("profile", loop(tmp_path), 2, cwd=tmp_path)
     assert result.returncode == 1

@@ -11,8 +11,8 @@ import legroom
 
 SOURCE = Path(legroom.__file__).parent
 ORDER = [
-    "_version", "errors", "units", "cache", "saved", "registry", "capture", "layers", "meter",
-    "ways", "variants", "plan", "engine", "report", "integrations", "cli", "__main__", "testing",
+    "_version", "errors", "units", "cache", "saved", "registry", "capture", "meter", "ways",
+    "layers", "variants", "plan", "engine", "report", "integrations", "cli", "__main__", "testing",
 ]  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 

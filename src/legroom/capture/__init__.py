@@ -41,7 +41,13 @@ from legroom.capture._pieces import SourceInfo
 from legroom.capture._real import real_tensors
 from legroom.capture._rnn import rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
-from legroom.capture._signature import arguments_of, signature_of
+from legroom.capture._signature import (
+    arguments_of,
+    call_with,
+    signature_of,
+    tensors_of,
+    without_sizes,
+)
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
 from legroom.capture._step_capture import Capture, StepCapture, capture_step
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_out_of_the_script
@@ -75,6 +81,7 @@ __all__ = [
     "TensorInfo",
     "arguments_of",
     "call_that_is_set",
+    "call_with",
     "capture_step",
     "captured",
     "dynamo_settings",
@@ -107,7 +114,9 @@ __all__ = [
     "short_name",
     "signature_of",
     "source_key",
+    "tensors_of",
     "trace_joint",
     "unread_places",
     "untraced",
+    "without_sizes",
 ]

@@ -18,7 +18,9 @@ test, or written by hand. See Note [Graph].
 
 from __future__ import annotations
 
+import functools
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
@@ -151,6 +153,16 @@ class Graph:
     def step_ms(self) -> float:
         """What the plain step takes: every operation once."""
         return sum(op.time_ms for op in self.operations)
+
+    @functools.cached_property
+    def late_readers(self) -> dict[int, tuple[OperationInfo, ...]]:
+        """Operations of backward that read a tensor, by its index."""
+        found: dict[int, list[OperationInfo]] = defaultdict(list)
+        for op in self.operations:
+            if op.phase is Phase.BACKWARD:
+                for tensor in op.reads:
+                    found[tensor].append(op)
+        return {tensor: tuple(readers) for tensor, readers in found.items()}
 
     def to_json(self) -> str:
         """The graph as one JSON object."""

@@ -7,6 +7,7 @@ shape, strides and type. `arguments_of` reads such a line and makes tensors to c
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from legroom.capture._operations import FUNCTIONAL
 from legroom.errors import UsageError
 
 _CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -80,6 +82,61 @@ def arguments_of(
     if fill is not None:
         fill(maker, read_args, read_kwargs)
     return operation, read_args, read_kwargs
+
+
+def tensors_of(signature: str) -> list[Any]:
+    """Shape, strides and type of each tensor among the arguments, in order."""
+    _, args, kwargs = json.loads(signature)
+    found: list[Any] = []
+
+    def note(entry: dict[str, Any]) -> None:
+        found.append(entry["t"])
+
+    _exchange([args, kwargs], note)
+    return found
+
+
+def without_sizes(signature: str) -> str:
+    """The same call whatever the sizes of its tensors; `call_with` gives it others."""
+    name, args, kwargs = json.loads(signature)
+
+    def bare(entry: dict[str, Any]) -> dict[str, Any]:
+        return {"t": [[], [], entry["t"][2]]}
+
+    args, kwargs = _exchange([args, kwargs], bare)
+    return json.dumps([name, args, kwargs], separators=(",", ":"))
+
+
+def call_with(signature: str, operand: Callable[[int, torch.dtype], torch.Tensor]) -> Any:
+    """Call the operation that a signature names with other tensors.
+
+    Args:
+        operand: The tensor of that number among the arguments, given its type.
+    """
+    name, args, kwargs = json.loads(signature)
+    numbers = itertools.count()
+
+    def made(entry: dict[str, Any]) -> torch.Tensor:
+        return operand(next(numbers), getattr(torch, entry["t"][2]))
+
+    args, kwargs = _exchange([args, kwargs], made)
+    maker = _Maker(torch.device("cpu"))
+    operation = operation_named(name)
+    return FUNCTIONAL.get(operation, operation)(
+        *[maker.read(value) for value in args],
+        **{key: maker.read(value) for key, value in kwargs.items()},
+    )
+
+
+def _exchange(value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """The same with every tensor's entry changed, in order."""
+    if isinstance(value, list):
+        return [_exchange(item, change) for item in value]
+    if isinstance(value, dict):
+        if "t" in value:
+            return change(value)
+        return {key: _exchange(item, change) for key, item in value.items()}
+    return value
 
 
 def operation_named(name: str) -> Callable[..., Any]:

@@ -64,6 +64,12 @@ _PLANNING = (
         "lossy: fewer bits, bounded error.",
     ),
     click.option(
+        "--preset",
+        metavar="NAME",
+        help="Follow this recipe of the literature instead of searching, as gist; the budget picks "
+        "among its forms. `legroom ways` lists them.",
+    ),
+    click.option(
         "--time-limit",
         "time_limit_s",
         default=30.0,
@@ -89,6 +95,12 @@ _FITTING = (
         "measured on the first batch, and coarse ways are left out until it is kept.",
     ),
     click.option(
+        "--check-every",
+        type=int,
+        metavar="CALLS",
+        help="With --exactness lossy: measure that again after so many calls of the model.",
+    ),
+    click.option(
         "--leave",
         metavar="NAME",
         multiple=True,
@@ -112,7 +124,7 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def fitting_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say how to carry a plan out, as `executor`,
-    `max_gradient_error` and `leave`."""
+    `max_gradient_error`, `check_every` and `leave`."""
     return _with_options(command, _FITTING)
 
 
@@ -141,6 +153,7 @@ class PlanningChoice:
     only: tuple[str, ...]
     without: tuple[str, ...]
     exactness: str
+    preset: str | None
     time_limit_s: float
 
     @property
@@ -154,6 +167,7 @@ class PlanningChoice:
         device: str | None = None,
         num_points: int = 0,
         max_gradient_error: float | None = None,
+        check_every: int | None = None,
         faults: Iterable[str] = (),
     ) -> PlanOptions:
         """What to plan.
@@ -166,6 +180,8 @@ class PlanningChoice:
             activations=self.activations,
             exactness=self.exactness,
             max_gradient_error=max_gradient_error,
+            check_every=check_every,
+            preset=self.preset,
             device=device,
             time_limit_s=self.time_limit_s,
             num_points=num_points,
@@ -176,4 +192,4 @@ class PlanningChoice:
             "exactness": self.exactness,
         }
         report_faults([*options.faults(), *faults_of_ways(**named), *faults])
-        return replace(options, ways=choose_ways(**named))
+        return replace(options, ways=choose_ways(**named), asked=self.only)

@@ -48,6 +48,7 @@ def run_command(
     planning: PlanningChoice,
     executor: str,
     max_gradient_error: float | None,
+    check_every: int | None,
     leave: tuple[str, ...],
     limit: bool,
     json_path: str | None,
@@ -68,7 +69,9 @@ def run_command(
     legroom run --budget 50% --leave Critic gan.py     the critic stays plain
     """
     options = planning.options(
-        max_gradient_error=max_gradient_error, faults=faults_of_fitting(planning, executor)
+        max_gradient_error=max_gradient_error,
+        check_every=check_every,
+        faults=faults_of_fitting(planning, executor),
     )
     target = Script(script, arguments, is_module=is_module)
     target.check()

@@ -55,6 +55,7 @@ def verify_command(
     planning: PlanningChoice,
     executor: str,
     max_gradient_error: float | None,
+    check_every: int | None,
     leave: tuple[str, ...],
     steps: int,
     smaller: str | None,
@@ -80,7 +81,9 @@ def verify_command(
     """
     faults = [*faults_of_fitting(planning, executor), *faults_of(check_steps, steps)]
     faults += faults_of(_parse_setting, smaller) if smaller is not None else []
-    options = planning.options(max_gradient_error=max_gradient_error, faults=faults)
+    options = planning.options(
+        max_gradient_error=max_gradient_error, check_every=check_every, faults=faults
+    )
     target = Script(script, arguments, is_module=is_module)
     notes: tuple[str, ...] = ()
     if smaller is not None:

@@ -130,7 +130,7 @@ class AccuracyCheck:
     def _exact_gradients(self) -> list[list[torch.Tensor | None]]:
         """See Note [Accuracy], rule 1."""
         names = _rungs(self._options)[-1]
-        exact = self._kind.step_plan.sibling(replace(self._options, ways=names))
+        exact = self._kind.step_plan.sibling(replace(self._options, ways=names, preset=None))
         call = self._owner.compile(exact)
         try:
             return self._gradients(call)

@@ -11,7 +11,7 @@ from legroom.plan import PlanOptions, choose_ways
 KindT = TypeVar("KindT")
 
 
-def options_from(
+def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
     *,
     budget: str | int | None,
     activations: str | None,
@@ -19,13 +19,16 @@ def options_from(
     ways: Iterable[str],
     without: Iterable[str],
     time_limit_s: float,
+    preset: str | None = None,
     max_gradient_error: float | None = None,
+    check_every: int | None = None,
 ) -> PlanOptions:
     """The options of a plan that is to be carried out.
 
     Raises:
         UsageError: Nobody said how much memory there is, or an option is wrong.
     """
+    ways = tuple(ways)
     if budget is None and activations is None:
         raise UsageError(
             'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"'
@@ -34,8 +37,11 @@ def options_from(
         budget=budget,
         activations=activations,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
+        asked=tuple(ways),
         exactness=exactness,
         max_gradient_error=max_gradient_error,
+        check_every=check_every,
+        preset=preset,
         time_limit_s=time_limit_s,
         num_points=0,
     )

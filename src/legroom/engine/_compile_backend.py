@@ -25,6 +25,8 @@ _OPTIONS = (
     "ways",
     "without",
     "max_gradient_error",
+    "check_every",
+    "preset",
     "time_limit_s",
 )
 

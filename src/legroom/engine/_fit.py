@@ -61,7 +61,7 @@ from legroom.engine.graph import (
     guard,
 )
 from legroom.errors import UsageError
-from legroom.plan import OnProgress, PlanOptions, choose_ways
+from legroom.plan import OnProgress, PlanOptions, allowed_ways
 
 _log = logging.getLogger("legroom")
 _MOST_PLANNED = 4
@@ -79,6 +79,8 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
     max_gradient_error: float | None = None,
+    check_every: int | None = None,
+    preset: str | None = None,
     time_limit_s: float = 30.0,
     step: Callable[[], object] | None = None,
     on_progress: OnProgress | None = None,
@@ -97,6 +99,9 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         without: Do not use these.
         max_gradient_error: With `"lossy"`: how far gradients may be off, as 0.05 of their norm. It
             is measured on the first batch in any case; ways are left out until the bound is kept.
+        check_every: With `"lossy"`: measure that again after so many calls, on the batch at hand.
+        preset: Follow this recipe of the literature instead of searching, as `"gist"`; the budget
+            picks among its forms. `legroom ways` lists them.
         time_limit_s: Longest time to solve.
         step: Does one training step as the loop will. The plan is then made now, from the whole
             step, what happens outside `target` included; `step` is called four times on tensors
@@ -125,8 +130,10 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         exactness=exactness,
         ways=ways,
         without=without,
+        preset=preset,
         time_limit_s=time_limit_s,
         max_gradient_error=max_gradient_error,
+        check_every=check_every,
     )
     runner = choose_executor(executor, exactness)
     optimizers = as_tuple(optimizer, Optimizer, "optimizer")
@@ -161,12 +168,13 @@ def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
     Raises:
         UsageError: One of them was asked for by name.
     """
-    asked = [name for name in options.ways or () if name in executor.without]
+    asked = [name for name in options.asked if name in executor.without]
     if asked:
         raise UsageError(f"executor {executor.name!r} cannot carry out {asked[0]!r}; leave it out")
-    if not executor.without or options.ways is not None:
+    if not executor.without:
         return options
-    return replace(options, ways=choose_ways(without=executor.without, exactness=options.exactness))
+    names = allowed_ways(options.exactness) if options.ways is None else options.ways
+    return replace(options, ways=tuple(name for name in names if name not in executor.without))
 
 
 @final
@@ -281,15 +289,20 @@ class Fitted:
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
-        if kind is None or not kind.is_checked:
+        is_due = kind is not None and kind.is_due(self._options.check_every)
+        if kind is None or not kind.is_checked or is_due:
             if self._watch is not None:
                 self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
                 kind = kind or self._plan_kind(key, args, kwargs)
                 self._check_gradients(kind, args, kwargs)
             self._latest = self._plans[key] = kind
-            self._observer.planned(self)
+            if is_due:
+                self.say(kind.accuracy)
+            else:
+                self._observer.planned(self)
         self._latest = kind
+        kind.num_calls += 1
         watch = self._step_watch()
         watch.call_begins((id(kind), kind.step_plan.replans), kind.on_reading)
         self._is_busy = True

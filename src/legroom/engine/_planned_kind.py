@@ -32,12 +32,14 @@ class PlannedKind:
     Attributes:
         key: What calls it was planned for; None where the plan is that of a larger kind.
         is_checked: Whether it is known how far its gradients are off, or they are exact.
+        num_calls: How often it was called.
     """
 
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
         self.step_plan = step_plan
         self.key = key
         self.is_checked = False
+        self.num_calls = 0
         self._owner = weakref.proxy(owner)
         self.call = owner.compile(step_plan)
         self.measured_peak_bytes: int | None = None
@@ -48,6 +50,18 @@ class PlannedKind:
     def unplanned(self) -> list[str]:
         """Graphs that the plan did not know."""
         return self.call.unplanned if isinstance(self.call, PlannedCall) else []
+
+    def is_due(self, check_every: int | None) -> bool:
+        """Whether it is time to measure again how far gradients are off."""
+        is_time = check_every is not None and self.num_calls % check_every == 0
+        return is_time and self.num_calls > 0 and self.step_plan.gradient_error is not None
+
+    @property
+    def accuracy(self) -> str:
+        """How far gradients are off, as a sentence."""
+        return (
+            f"after {self.num_calls} calls gradients are off by {self.step_plan.gradient_error:.2g}"
+        )
 
     def measure_anew(self) -> None:
         """The plan has changed: what was measured is of another one."""

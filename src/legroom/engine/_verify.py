@@ -47,6 +47,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     executor: str = "eager",
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
+    preset: str | None = None,
     time_limit_s: float = 30.0,
     steps: int = 3,
     on_progress: OnProgress | None = None,
@@ -68,6 +69,8 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         executor: `"eager"` or `"inductor"`.
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
+        preset: Follow this recipe of the literature instead of searching, as `"gist"`; the budget
+            picks among its forms. `legroom ways` lists them.
         time_limit_s: Longest time to solve.
         steps: Steps to compare.
         on_progress: Called with a stage, how much of it is done, and how much there is.
@@ -87,6 +90,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         exactness=exactness,
         ways=ways,
         without=without,
+        preset=preset,
         time_limit_s=time_limit_s,
     )
     return _Run(

@@ -19,6 +19,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
     device: str | None = None,
+    preset: str | None = None,
     time_limit_s: float = 30.0,
     points: int = 10,
     on_progress: OnProgress | None = None,
@@ -37,6 +38,8 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
         device: Plan for another device: `"RTX4090"`, `"24GiB, 100 GB/s to host"`.
+        preset: Follow this recipe of the literature instead of searching, as `"gist"`; the budget
+            picks among its forms. `legroom ways` lists them.
         time_limit_s: Longest time to solve for one budget.
         points: Budgets on the frontier; 0 for none.
         on_progress: Called with a stage, how much of it is done, and how much there is.
@@ -49,14 +52,17 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     """
     from legroom.capture import capture_step
 
+    ways = tuple(ways)
     if not callable(step):
         raise UsageError(f"step must be callable without arguments, got {type(step).__name__}")
     options = PlanOptions(
         budget=budget,
         activations=activations,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
+        asked=tuple(ways),
         exactness=exactness,
         device=device,
+        preset=preset,
         time_limit_s=time_limit_s,
         num_points=points,
     )

@@ -15,6 +15,7 @@ from legroom import variants, ways
 from legroom.capture import Rewrite
 from legroom.errors import UsageError
 from legroom.meter import parse_device
+from legroom.plan import presets
 from legroom.plan._budget import Budget, choose_budget
 from legroom.registry import unknown_name
 from legroom.ways import AbstractTechnique, Exactness
@@ -29,9 +30,14 @@ class PlanOptions:
         budget: Upper bound on the peak: `"4GiB"`, `"50%"` of the plain step's peak, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
         ways: Names of the ways and variants that may be used; None: all. `hold` always may.
+        asked: Those among them that were asked for by name, rather than left over.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
         max_gradient_error: How far gradients may be off, relatively, with `"lossy"`; None: measured
             and said, not bounded.
+        check_every: After so many calls the gradients of a lossy plan are measured again; None:
+            only before training.
+        preset: A recipe of the literature to follow instead of searching; the budget picks among
+            its forms. None: all compete.
         device: Another device to plan for, by name or described; None: the one in use.
         time_limit_s: Longest time to solve for one budget.
         num_points: Budgets on the frontier; 0: only floor and chosen budget.
@@ -40,8 +46,11 @@ class PlanOptions:
     budget: str | int | None = None
     activations: str | None = None
     ways: tuple[str, ...] | None = None
+    asked: tuple[str, ...] = ()
     exactness: str = "bitwise"
     max_gradient_error: float | None = None
+    check_every: int | None = None
+    preset: str | None = None
     device: str | None = None
     time_limit_s: float = 30.0
     num_points: int = 10
@@ -56,6 +65,7 @@ class PlanOptions:
             *faults_of(choose_budget, self.budget, self.activations),
             *self._faults_of_exactness(),
             *(fault for name in self.ways or () for fault in faults_of(_entry, name)),
+            *(faults_of(presets.get, self.preset) if self.preset is not None else ()),
             *(faults_of(parse_device, self.device) if self.device is not None else ()),
             *self._faults_of_numbers(),
         ]
@@ -97,6 +107,10 @@ class PlanOptions:
             yield f"gradient error {bound!r} is no bound; write a share above 0, as 0.05"
         if bound is not None and self.exactness != Exactness.LOSSY.value:
             yield f"a bound on the gradient error is for exactness 'lossy', not {self.exactness!r}"
+        if self.check_every is not None and self.check_every < 1:
+            yield f"a check every {self.check_every!r} calls is none; write 1 or more"
+        if self.check_every is not None and self.exactness != Exactness.LOSSY.value:
+            yield f"checking gradients is for exactness 'lossy', not {self.exactness!r}"
         if self.num_points < 0:
             yield f"{self.num_points!r} points make no frontier; write 0 for none, or more"
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from legroom.capture import STATE, Graph, Kind, Phase
-from legroom.errors import InfeasibleBudgetError
+from legroom.errors import InfeasibleBudgetError, UsageError
 from legroom.plan import presets, solvers
 from legroom.plan._budget import Budget
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._order import reordered
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
-from legroom.plan._problem import Problem, build_problem, kinds_at
+from legroom.plan._problem import Choice, Problem, build_problem, kinds_at
 from legroom.plan._program import PieceProgram, programs_of
 from legroom.plan._search import Archive, Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
@@ -109,6 +109,7 @@ class Planner:
         planned: The captured step, with times.
         rewrites: What was done to the graph where it applied; named, not decided.
         costs: Of what ways run themselves, by signature.
+        preset: The one recipe to follow; None: all compete, and so do solvers.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
     """
@@ -123,6 +124,7 @@ class Planner:
         rewrites: tuple[type[AbstractRewrite], ...] = (),
         costs: Mapping[str, RunCost] | None = None,
         exactness: str = "bitwise",
+        preset: str | None = None,
         time_limit_s: float = 30.0,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -138,6 +140,9 @@ class Planner:
         self._orders = [_Order(_CAPTURED, problem, Archive())]
         self._bounds: dict[int, tuple[float, bool]] = {}
         self._presets = self._try_presets()
+        self._preset = preset
+        if preset is not None:
+            self._orders = [self._follow(preset, problem)]
         self._floor_bytes: int | None = None
 
     @property
@@ -182,6 +187,22 @@ class Planner:
             *points,
         )
 
+    def _follow(self, name: str, problem: Problem) -> _Order:
+        """Only the forms of one recipe.
+
+        Raises:
+            UsageError: It does not apply to this step, with these ways.
+        """
+        order = _Order(_CAPTURED, problem, Archive())
+        for choice in presets.get(name).choices(order.search):
+            order.search.evaluate(choice, name)
+        if not order.search.archive.entries:
+            raise UsageError(
+                f"preset {name!r} changes nothing about this step with the ways that are enabled; "
+                "`legroom ways` says what it needs, and at which exactness"
+            )
+        return order
+
     @property
     def presets(self) -> tuple[PresetPoint, ...]:
         """What each recipe reaches on this graph, in its usual form."""
@@ -212,6 +233,8 @@ class Planner:
 
     def _solve(self, budget_bytes: int) -> tuple[float, bool]:
         """Look for plans within the budget; the bound, and whether time ran out."""
+        if self._preset is not None:
+            return 0.0, False
         if budget_bytes in self._bounds:
             return self._bounds[budget_bytes]
         started = time.monotonic()
@@ -257,7 +280,8 @@ class Planner:
             search.fill(entry.choice, budget_bytes, _mended(entry), effort)
         best = search.archive.best(budget_bytes)
         if best is not None and best.outcome.added_ms > bound_ms + 1e-9:
-            search.fill(best.choice, budget_bytes, _mended(best), effort)
+            choice = search.decode(best.choice, budget_bytes, _mended(best), effort)
+            search.fill(choice, budget_bytes, _mended(best), effort)
             best = search.archive.best(budget_bytes) or best
             search.exchange(best.choice, budget_bytes, _mended(best), effort)
 
@@ -349,7 +373,8 @@ class Planner:
     def floor_bytes(self) -> int:
         """The lowest peak that a plan reaches, as far as the search can tell."""
         if self._floor_bytes is None:
-            self._floor_bytes = self._find_floor()
+            is_searched = self._preset is None
+            self._floor_bytes = self._find_floor() if is_searched else self.plain.peak_bytes
         leanest = min(order.search.archive.leanest().outcome.peak_bytes for order in self._orders)
         return min(self._floor_bytes, leanest, self.plain.peak_bytes)
 
@@ -384,16 +409,17 @@ class Planner:
     def _find_floor(self) -> int:
         """Close in on the lowest budget that can be solved, from the relaxation's below."""
         deadline = time.monotonic() + self._time_limit_s / 2
+        below = self.plain.peak_bytes
         for order in self._orders:
             effort = self._effort(order, deadline, share=0.5)
             for entry in sorted(order.search.archive.entries, key=lambda e: e.outcome.peak_bytes)[
                 :6
             ]:
                 order.search.mend(entry.choice, 0, _mended(entry), effort)
+            below = min(below, self._round_leanest(order, effort))
         order = min(self._orders, key=lambda o: o.search.archive.leanest().outcome.peak_bytes)
         leanest = order.search.archive.leanest().outcome.peak_bytes
-        relaxed = order.search.relaxation.solve(None, time_limit_s=self._time_limit_s / 2)
-        below = int(relaxed.bound_ms) if relaxed is not None else leanest
+        below = min(below, leanest)
         for step in range(_FLOOR_STEPS):
             self._on_progress("looking for the floor", step, _FLOOR_STEPS)
             if leanest - below <= 0.005 * leanest or time.monotonic() >= deadline:
@@ -409,6 +435,15 @@ class Planner:
                 leanest, below = reached, aim
         self._on_progress("looking for the floor", _FLOOR_STEPS, _FLOOR_STEPS)
         return order.search.archive.leanest().outcome.peak_bytes
+
+    def _round_leanest(self, order: _Order, effort: Effort) -> int:
+        """Try what the relaxation would keep for the lowest peak; returns its bound on that."""
+        search = order.search
+        relaxed = search.relaxation.solve(None, time_limit_s=self._time_limit_s / 2)
+        if relaxed is None:
+            return search.archive.leanest().outcome.peak_bytes
+        search.mend(Choice(relaxed.options, relaxed.variants), 0, Milp.name, effort)
+        return int(relaxed.bound_ms)
 
     def frontier(self, num_points: int) -> tuple[FrontierPoint, ...]:
         """Plans from the plain peak down to the floor, evenly spread, each as good as can be."""

@@ -31,6 +31,9 @@ from legroom.capture import Graph, Kind, OperationInfo, Phase, TensorInfo
 from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay, Hold, RunCost, Saving
 
+_AS_LARGE = 1.02
+_FAR_LESS = 0.1
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -252,10 +255,12 @@ class _Builder:
     def _candidate(self, index: int, late_uses: list[int]) -> Candidate:
         tensor = self._graph.tensors[index]
         producer = self._graph.operations[tensor.producer]
+        readers = self._graph.late_readers.get(index, ())
         options = []
         for way in self._ways:
-            costs = [self._costs.get(each, RunCost()) for each in way.signatures(tensor, producer)]
-            saving = way.estimate(tensor, producer, tuple(costs))
+            own = way.signatures(tensor, producer, readers)
+            costs = tuple(self._costs.get(each, RunCost()) for each in own)
+            saving = way.estimate(tensor, producer, costs, readers)
             is_own = producer.piece >= 0 and index not in self._handed_on
             if saving is None or (way is not Hold and not is_own):
                 continue
@@ -263,6 +268,8 @@ class _Builder:
                 continue
             if saving.is_encoded and not tensor.is_planned:
                 continue  # somebody else holds it, and nobody is told when that ends
+            if saving.readers_only and not {op.index for op in readers}.issuperset(late_uses):
+                continue  # another formula would read what is not the tensor
             if way is Hold or saving.held_bytes < tensor.num_bytes:
                 options.append(Option(way.name, saving))
         return Candidate(
@@ -271,8 +278,25 @@ class _Builder:
             producer=tensor.producer,
             last_forward_use=self._end_of_first_life(tensor),
             late_uses=tuple(late_uses),
-            options=tuple(options),
+            options=tuple(self._worth_their_error(options)),
         )
+
+    def _worth_their_error(self, options: list[Option]) -> list[Option]:
+        """Leave out a form that is far less exact than another which is no larger.
+
+        A plan takes the fastest, and would take it for a little time.
+        """
+        errors = {way.name: way.error for way in self._ways}
+
+        def is_beaten(mine: Option) -> bool:
+            return any(
+                theirs.saving.is_encoded
+                and theirs.saving.held_bytes <= _AS_LARGE * mine.saving.held_bytes
+                and errors[theirs.way] < _FAR_LESS * errors[mine.way]
+                for theirs in options
+            )
+
+        return [each for each in options if not (each.saving.is_encoded and is_beaten(each))]
 
     def _reads_what_goes(self, producer: OperationInfo) -> bool:
         """Whether it reads something from before the step that is let go within it."""

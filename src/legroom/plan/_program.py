@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from legroom.plan._problem import Choice, Problem
 from legroom.plan._search import Search
@@ -35,6 +35,24 @@ class Instruction:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """A tensor that forward keeps in another form.
+
+    Attributes:
+        node: What made it.
+        place: Among what the node writes.
+        way: Name of the encoding.
+        about: What its operations are told beside the tensor.
+    """
+
+    node: str
+    place: int
+    way: str
+    about: tuple[Any, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class PieceProgram:
     """What one piece does; whatever is not dropped and is needed later is kept.
 
@@ -42,13 +60,13 @@ class PieceProgram:
         backward: In order.
         dropped: What forward does not keep: the node that made it, and its place among what that
             writes.
-        encoded: What forward keeps in another form, likewise, in the order in which that is made
-            where several are due at once; with the name of the way.
+        encoded: What forward keeps in another form, in the order in which that is made where
+            several are due at once.
     """
 
     backward: tuple[Instruction, ...]
     dropped: frozenset[tuple[str, int]]
-    encoded: tuple[tuple[str, int, str], ...] = ()
+    encoded: tuple[Encoded, ...] = ()
 
 
 def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
@@ -72,11 +90,9 @@ def _dropped(problem: Problem, choice: Choice) -> dict[int, set[tuple[str, int]]
     return found
 
 
-def _encoded(
-    problem: Problem, choice: Choice, trace: Trace
-) -> dict[int, dict[tuple[str, int, str], None]]:
+def _encoded(problem: Problem, choice: Choice, trace: Trace) -> dict[int, dict[Encoded, None]]:
     """What is put away in another form, in the order of the candidates."""
-    found: dict[int, dict[tuple[str, int, str], None]] = defaultdict(dict)
+    found: dict[int, dict[Encoded, None]] = defaultdict(dict)
     wanted = set(trace.put)
     for number, (candidate, index) in enumerate(
         zip(problem.candidates, choice.options, strict=True)
@@ -84,7 +100,8 @@ def _encoded(
         option = candidate.options[index]
         op = problem.graph.operations[candidate.producer]
         if option.saving.is_encoded and number in wanted and op.piece >= 0:
-            found[op.piece][op.node, op.writes.index(candidate.tensor), option.way] = None
+            place = op.writes.index(candidate.tensor)
+            found[op.piece][Encoded(op.node, place, option.way, option.saving.about)] = None
     return found
 
 

@@ -89,6 +89,7 @@ class Relaxation:
             num_samples = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, fitting))
         self._samples = _samples_of_backward(problem, num_samples)
         self._x: dict[tuple[int, int], int] = {}
+        self._may_be_none: set[int] = set()  # of candidates that need not be kept in any way
         self._y: dict[tuple[int, int], int] = {}
         self._a: dict[tuple[int, int], _Expression] = {}
         self._fixed: dict[tuple[int, int], float] = {}
@@ -158,6 +159,8 @@ class Relaxation:
                 option.saving.held_bytes == 0 for option in candidate.options
             )
             self._rows.append((float(must), 1.0, expression))
+            if not must:
+                self._may_be_none.add(number)
             first = self._problem.tied[number][0]
             if first != number and self._decided[first]:
                 for index in range(len(candidate.options)):
@@ -240,6 +243,20 @@ class Relaxation:
                 for need in rerun.needs:
                     if self._decided[need]:
                         self._add_need_of_remake(number, need, spared)
+                        self._add_not_from(number, need, _difference(spared, there), constant)
+
+    def _add_not_from(self, made: int, need: int, kept: _Expression, constant: float) -> None:
+        """Nothing is remade from what serves its readers only."""
+        candidate = self._problem.candidates[need]
+        if self._sample_reached(made, candidate.last_forward_use):
+            return
+        forms = {
+            self._x[need, index]: 1.0
+            for index, option in enumerate(candidate.options)
+            if option.saving.readers_only
+        }
+        if forms:
+            self._at_least(_difference(kept, forms), 1.0 - constant)
 
     def _can_be_remade(self, number: int) -> bool:
         options = self._problem.candidates[number].options
@@ -378,15 +395,26 @@ class Relaxation:
         False where that leaves nothing: no decision matters.
         """
         wanted: _Expression = {}
+        num_picked = 0
         for (number, index), variable in self._x.items():
-            if number in needed and choice.options[number] == index:
+            if number not in needed:
+                continue
+            picked_index = choice.options[number]
+            options = self._problem.candidates[number].options
+            if number in self._may_be_none and picked_index == _leanest(options):
+                # Nothing picked means the leanest too: the choice is that no other one is.
+                if index != picked_index:
+                    wanted[variable] = 1.0
+            elif index == picked_index:
                 wanted[variable] = -1.0
+                num_picked += 1
         picked = dict(choice.variants)
         for (position, index), variable in self._y.items():
             if picked.get(position, 0) == index:
                 wanted[variable] = -1.0
+                num_picked += 1
         if wanted:
-            self._cuts.append((1.0 - len(wanted), float("inf"), wanted))
+            self._cuts.append((1.0 - num_picked, float("inf"), wanted))
         return bool(wanted)
 
     def solve(

@@ -162,6 +162,7 @@ def planner_of(
         rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
         exactness=options.exactness,
+        preset=options.preset,
         time_limit_s=options.time_limit_s,
         on_progress=on_progress,
     )
@@ -184,7 +185,9 @@ def _own_signatures(graph: Graph, ways: tuple[type[AbstractWay], ...]) -> list[s
         for tensor in graph.tensors
         if tensor.is_planned and tensor.producer >= 0
         for way in ways
-        for signature in way.signatures(tensor, graph.operations[tensor.producer])
+        for signature in way.signatures(
+            tensor, graph.operations[tensor.producer], graph.late_readers.get(tensor.index, ())
+        )
     )
     return list(dict.fromkeys(found))
 

@@ -13,7 +13,7 @@ from typing import final
 
 from legroom.plan._problem import Candidate, Choice, Problem
 from legroom.plan._relaxation import Relaxation
-from legroom.plan._simulate import Outcome, Simulator, Trace
+from legroom.plan._simulate import NEVER_FITS, Outcome, Simulator, Trace
 
 
 @final
@@ -112,7 +112,8 @@ class Search:
         if known is None:
             known = self.simulator.run(choice)
             self._seen[choice] = known
-            self.archive.add(Entry(choice, known, origin))
+            if known.peak_bytes < NEVER_FITS:
+                self.archive.add(Entry(choice, known, origin))
         return known
 
     @property
@@ -232,8 +233,7 @@ class Search:
 
         Goes by halves: tries to hold a whole stretch of the ranking at once, then parts of it.
         """
-        outcome = self.evaluate(choice, origin)
-        if outcome.peak_bytes > budget_bytes:
+        if self.evaluate(choice, origin).peak_bytes > budget_bytes:
             return choice
         trace = Trace()
         self.simulator.run(choice, trace)
@@ -250,10 +250,23 @@ class Search:
                 n,
             ),
         )
+        return self._by_halves(choice, ranked, self._hold, budget_bytes, origin, effort)
+
+    def _by_halves(
+        self,
+        choice: Choice,
+        ranked: list[int],
+        target: Sequence[int | None],
+        budget_bytes: int,
+        origin: str,
+        effort: Effort,
+    ) -> Choice:
+        """Change all of these at once, or what of them fits and takes no longer."""
+        outcome = self.evaluate(choice, origin)
         pending = [ranked]
         while pending and not effort.is_spent:
             stretch = pending.pop()
-            trial = self._with(choice, stretch, self._hold)
+            trial = self._with(choice, stretch, target)
             result = self.evaluate(trial, origin)
             if result.peak_bytes <= budget_bytes and result.added_ms <= outcome.added_ms:
                 choice, outcome = trial, result
@@ -261,6 +274,24 @@ class Search:
                 middle = len(stretch) // 2
                 pending.append(stretch[middle:])
                 pending.append(stretch[:middle])
+        return choice
+
+    def decode(self, choice: Choice, budget_bytes: int, origin: str, effort: Effort) -> Choice:
+        """Run again, or hold, what is held in a form that takes longer, as long as that fits."""
+        if self.evaluate(choice, origin).peak_bytes > budget_bytes:
+            return choice
+        for target in (self._drop, self._hold):
+            savings = {
+                number: self.problem.candidates[number].options[index].saving
+                for number, index in enumerate(choice.options)
+            }
+            encoded = [
+                number
+                for number, saving in savings.items()
+                if saving.is_encoded and target[number] is not None
+            ]
+            ranked = sorted(encoded, key=lambda n: (-savings[n].put_ms - savings[n].get_ms, n))
+            choice = self._by_halves(choice, ranked, target, budget_bytes, origin, effort)
         return choice
 
     # -- exchanging ------------------------------------------------------------------------------

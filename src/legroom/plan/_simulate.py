@@ -16,17 +16,23 @@ tensor by tensor, with nothing precomputed.
 # 4. What is held in another form is made right after the tensor's last use in forward, one tensor
 #    after the other in the order of the candidates; each of them dies then. It is dropped once the
 #    tensor itself is back.
-# 5. While an operation runs, its inputs, outputs and scratch memory are alive together; so are a
+# 5. What serves its readers only serves no remake: a choice that needs one is none. It takes for
+#    ever and fits nowhere.
+# 6. While an operation runs, its inputs, outputs and scratch memory are alive together; so are a
 #    tensor and its other form while one is made from the other.
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import final
 
 from legroom.plan._problem import Choice, Problem, Rerun
+
+NEVER_FITS = 1 << 62
+"""The peak of a choice that cannot be carried out."""
 
 
 @final
@@ -138,6 +144,7 @@ class _Run:
     def schedule(self) -> None:
         """See Note [Giving back], rules 2 and 3."""
         available, last_use, starts = self._available, self._last_use, self._sim._starts
+        readers_only = [saving.readers_only for saving in self._savings]
         for position in self._sim._need_positions:
             alternatives = self._problem.needs[position]
             needs = (
@@ -153,6 +160,8 @@ class _Run:
                     if rerun is not None:
                         for candidate in rerun.needs:
                             last_use[candidate] = (position, number)
+                            if readers_only[candidate] and starts[candidate] < position:
+                                self._added_ms = math.inf
             for candidate in needs:
                 last_use[candidate] = (position, _OWN)
 
@@ -209,6 +218,8 @@ class _Run:
             trace.peak_is_between = self._peak_is_between
             trace.put = [c for c, use in self._last_use.items() if use[0] > self._sim._starts[c]]
             trace.needed = frozenset(self._last_use)
+        if math.isinf(self._added_ms):
+            return Outcome(NEVER_FITS, self._added_ms, self._peak_position)
         return Outcome(self._peak, self._added_ms, self._peak_position)
 
     def _find_lives(self) -> None:

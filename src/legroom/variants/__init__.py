@@ -11,6 +11,7 @@ from legroom.variants._loss_without_logits import LossWithoutLogits
 from legroom.variants._relu import ReluFromInput
 from legroom.variants._rewrite import AbstractRewrite
 from legroom.variants._shape_only import ShapeOnly
+from legroom.variants._spelled_out import SpelledOut
 from legroom.variants._variant import AbstractVariant
 from legroom.ways import Exactness
 
@@ -20,6 +21,7 @@ __all__ = [
     "LossWithoutLogits",
     "ReluFromInput",
     "ShapeOnly",
+    "SpelledOut",
     "get",
     "names",
     "register",
@@ -34,6 +36,7 @@ _VARIANTS: Registry[type[AbstractVariant] | type[AbstractRewrite]] = Registry(
     (
         ReluFromInput,
         ShapeOnly,
+        SpelledOut,
         LossWithoutLogits,
     ),
 )

@@ -9,12 +9,18 @@ from __future__ import annotations
 from legroom.errors import UsageError
 from legroom.registry import Registry
 from legroom.ways._bits import Bits
+from legroom.ways._bits import pack as pack_bits
+from legroom.ways._bits import unpack as unpack_bits
 from legroom.ways._encoding import AbstractEncoding
+from legroom.ways._fewbit import FewBit1, FewBit2, FewBit3, FewBit4
 from legroom.ways._float import BFloat16, Float8Fine, Float8Wide, Float10, Float16
 from legroom.ways._hold import Hold
 from legroom.ways._integer import Integer2, Integer4, Integer8
+from legroom.ways._offsets import Offsets
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
+from legroom.ways._sign import Sign
+from legroom.ways._sketch import Sketch
 from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
 
 __all__ = [
@@ -24,6 +30,10 @@ __all__ = [
     "BFloat16",
     "Bits",
     "Exactness",
+    "FewBit1",
+    "FewBit2",
+    "FewBit3",
+    "FewBit4",
     "Float8Fine",
     "Float8Wide",
     "Float10",
@@ -32,14 +42,19 @@ __all__ = [
     "Integer2",
     "Integer4",
     "Integer8",
+    "Offsets",
     "Remake",
     "Replay",
     "RunCost",
     "Saving",
+    "Sign",
+    "Sketch",
     "get",
     "names",
+    "pack_bits",
     "register",
     "select",
+    "unpack_bits",
     "unregister",
 ]
 
@@ -50,6 +65,8 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Remake,
         Replay,
         Bits,
+        Sign,
+        Offsets,
         BFloat16,
         Float16,
         Float10,
@@ -58,6 +75,11 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Integer8,
         Integer4,
         Integer2,
+        FewBit4,
+        FewBit3,
+        FewBit2,
+        FewBit1,
+        Sketch,
     ),
 )
 register, unregister, names, get = _WAYS.register, _WAYS.unregister, _WAYS.names, _WAYS.get

@@ -19,34 +19,50 @@ _COPIES = 0x0101010101010101
 _ONE_EACH = 0x8040201008040201 - (1 << 64)
 
 
-def _put(value: torch.Tensor) -> torch.Tensor:
-    flat = in_memory_order(value).view(torch.uint8)
+def pack(flat: torch.Tensor) -> torch.Tensor:
+    """Eight bytes that are 0 or 1 as one; the last ones filled up with zeros."""
     if flat.numel() % 8:
         flat = pad(flat, (0, -flat.numel() % 8))
     return (flat.view(torch.int64) * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
 
 
-def _put_functional(value: torch.Tensor) -> torch.Tensor:
-    flat = in_memory_order(value).to(torch.uint8)
+def pack_functional(flat: torch.Tensor) -> torch.Tensor:
+    """The same for compilers."""
     rows = pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
-    places = torch.arange(8, dtype=torch.uint8, device=value.device)
+    places = torch.arange(8, dtype=torch.uint8, device=flat.device)
     return (rows << places).sum(1, dtype=torch.uint8)
+
+
+def unpack(held: torch.Tensor) -> torch.Tensor:
+    """Bytes that are 0 or 1 again, eight for each."""
+    words = held.to(torch.int64).mul_(_COPIES).bitwise_and_(_ONE_EACH)
+    return words.view(torch.uint8).clamp_(max=1)
+
+
+def unpack_functional(held: torch.Tensor) -> torch.Tensor:
+    """The same for compilers."""
+    places = torch.arange(8, dtype=torch.uint8, device=held.device)
+    return ((held.unsqueeze(1) >> places) & 1).view(-1)
+
+
+def _put(value: torch.Tensor) -> torch.Tensor:
+    return pack(in_memory_order(value).view(torch.uint8))
+
+
+def _put_functional(value: torch.Tensor) -> torch.Tensor:
+    return pack_functional(in_memory_order(value).to(torch.uint8))
 
 
 def _get(
     held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    words = held.to(torch.int64).mul_(_COPIES).bitwise_and_(_ONE_EACH)
-    flat = words.view(torch.uint8).clamp_(max=1).view(torch.bool)
-    return flat.as_strided(size, stride)
+    return unpack(held).view(torch.bool).as_strided(size, stride)
 
 
 def _get_functional(
     held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    places = torch.arange(8, dtype=torch.uint8, device=held.device)
-    flat = ((held.unsqueeze(1) >> places) & 1).to(torch.bool).view(-1)
-    return flat.as_strided(size, stride)
+    return unpack_functional(held).to(torch.bool).as_strided(size, stride)
 
 
 @final

@@ -8,14 +8,19 @@ they are timed, captured and compiled like any other. See Note [Encodings].
 # Note [Encodings]
 # 1. An encoding sees elements in the order in which they lie in memory: what comes back has the
 #    strides that went in, because kernels may round otherwise with others.
-# 2. What runs eagerly writes in place where it can; a second, functional form of the same thing is
-#    what Inductor traces.
+# 2. What runs eagerly writes in place where it can and looks at numbers; a second, functional form
+#    of the same thing is what Inductor traces, and what tells shapes.
 # 3. An encoding never fails on values. Where it cannot tell beforehand how much it holds, it does
 #    not apply.
+# 4. What it takes is measured on small tensors of two lengths; time and scratch memory of longer
+#    ones lie on the line through both. So a model of many shapes takes no longer to plan.
+# 5. Some must know how a tensor was made, or what reads it (`about`); what some give back is good
+#    for nothing but that (`readers_only`).
 
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -27,24 +32,34 @@ from legroom.ways._way import AbstractWay, RunCost, Saving
 
 _PUT = "(Tensor value) -> Tensor"
 _GET = "(Tensor held, int[] size, int[] stride, ScalarType dtype) -> Tensor"
+_LENGTHS = (1 << 17, 1 << 20)
+"""Of tensors that encodings are timed on, in elements; what is shorter is timed itself."""
+_ALIKE = 1 << 10
+"""Lengths that leave the same remainder are padded alike."""
 
 
 def define(
     name: str,
-    put: Callable[[torch.Tensor], torch.Tensor],
-    get: Callable[[torch.Tensor, Sequence[int], Sequence[int], torch.dtype], torch.Tensor],
+    put: Callable[..., torch.Tensor],
+    get: Callable[..., torch.Tensor],
     *,
+    about: str = "",
     functional_put: Callable[..., torch.Tensor] | None = None,
     functional_get: Callable[..., torch.Tensor] | None = None,
 ) -> tuple[Any, Any]:
-    """Define the two operations of an encoding, `legroom::<name>_put` and `legroom::<name>_get`."""
+    """Define the two operations of an encoding, `legroom::<name>_put` and `legroom::<name>_get`.
+
+    Args:
+        about: Further arguments of both, as in a schema: `", int[] window"`.
+    """
     made = []
     for suffix, schema, eager, functional in (
         ("put", _PUT, put, functional_put),
         ("get", _GET, get, functional_get),
     ):
-        LIBRARY.define(f"{name}_{suffix}{schema}")
+        LIBRARY.define(f"{name}_{suffix}{schema.replace(')', about + ')')}")
         LIBRARY.impl(f"{name}_{suffix}", eager, "CompositeExplicitAutograd")
+        LIBRARY.impl(f"{name}_{suffix}", functional or eager, "Meta")
         operation = getattr(torch.ops.legroom, f"{name}_{suffix}").default
         FUNCTIONAL[operation] = functional or eager
         made.append(operation)
@@ -64,12 +79,16 @@ class AbstractEncoding(AbstractWay):
     """A way that holds a tensor in another form.
 
     Attributes:
-        put: The operation that encodes.
-        get: The operation that decodes.
+        put: The operation that encodes: of a tensor, and of what `about` says.
+        get: The operation that decodes: of what is held, size, strides and type, and the same.
+        readers_only: See `Saving`.
+        is_flat: Whether what it takes depends on nothing but how many elements there are.
     """
 
     put: ClassVar[Any]
     get: ClassVar[Any]
+    readers_only: ClassVar[bool] = False
+    is_flat: ClassVar[bool] = True
 
     @classmethod
     @abc.abstractmethod
@@ -77,39 +96,103 @@ class AbstractEncoding(AbstractWay):
         """Bytes of the encoded form; None where the encoding does not apply."""
 
     @classmethod
-    def _bytes_held(cls, tensor: TensorInfo, producer: OperationInfo) -> int | None:
-        applies = producer.is_forward and _is_dense(tensor)
-        return cls.held_bytes(tensor) if applies else None
+    def about(
+        cls, tensor: TensorInfo, producer: OperationInfo, readers: tuple[OperationInfo, ...]
+    ) -> tuple[Any, ...] | None:
+        """What the operations are told beside the tensor; None where that cannot be found out."""
+        return ()
 
     @classmethod
-    def signatures(cls, tensor: TensorInfo, producer: OperationInfo) -> tuple[str, ...]:
-        """Of encoding and decoding."""
-        if cls._bytes_held(tensor, producer) is None:
+    def _applies(
+        cls, tensor: TensorInfo, producer: OperationInfo, readers: tuple[OperationInfo, ...]
+    ) -> tuple[int, tuple[Any, ...]] | None:
+        """Bytes held and what to tell, where the encoding applies."""
+        if not producer.is_forward or not _is_dense(tensor):
+            return None
+        held_bytes = cls.held_bytes(tensor)
+        about = cls.about(tensor, producer, readers) if held_bytes is not None else None
+        return None if held_bytes is None or about is None else (held_bytes, about)
+
+    @classmethod
+    def signatures(
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        readers: tuple[OperationInfo, ...] = (),
+    ) -> tuple[str, ...]:
+        """Of encoding and decoding, for each of the lengths; see Note [Encodings], rule 4."""
+        found = cls._applies(tensor, producer, readers)
+        if found is None:
             return ()
-        dtype = getattr(torch, tensor.dtype)
-        value = torch.empty(tensor.shape, dtype=dtype, device="meta")
-        held = cls.put(value)
-        return (
-            signature_of(cls.put, (value,)),
-            signature_of(cls.get, (held, list(value.shape), list(value.stride()), dtype)),
+        _, about = found
+        shapes: list[tuple[int, ...]] = [(length,) for length in cls._lengths(tensor)]
+        if not shapes:
+            shapes = [(math.prod(tensor.shape),) if cls.is_flat else tensor.shape]
+        return tuple(
+            each for shape in shapes for each in _signatures(cls, shape, tensor.dtype, about)
         )
 
     @classmethod
+    def _lengths(cls, tensor: TensorInfo) -> tuple[int, ...]:
+        """Lengths to time instead of the tensor's own; none where that is short."""
+        count = math.prod(tensor.shape)
+        if not cls.is_flat or count <= _LENGTHS[0]:
+            return ()
+        return tuple(length + count % _ALIKE for length in _LENGTHS)
+
+    @classmethod
     def estimate(
-        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        costs: tuple[RunCost, ...] = (),
+        readers: tuple[OperationInfo, ...] = (),
     ) -> Saving | None:
         """Nothing is known of what it takes where `costs` are missing."""
-        held_bytes = cls._bytes_held(tensor, producer)
-        if held_bytes is None:
+        found = cls._applies(tensor, producer, readers)
+        if found is None:
             return None
-        put, get = costs or (RunCost(), RunCost())
+        held_bytes, about = found
+        put, get = costs[:2] or (RunCost(), RunCost())
+        if len(costs) > 2:
+            lengths, count = cls._lengths(tensor), math.prod(tensor.shape)
+            put = _on_the_line(costs[0::2], lengths, count)
+            get = _on_the_line(costs[1::2], lengths, count)
         return Saving(
             held_bytes=held_bytes,
             put_ms=put.ms,
             get_ms=get.ms,
             put_bytes=put.workspace_bytes,
             get_bytes=get.workspace_bytes,
+            readers_only=cls.readers_only,
+            about=about,
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def _signatures(
+    way: type[AbstractEncoding], shape: tuple[int, ...], dtype_name: str, about: tuple[Any, ...]
+) -> tuple[str, str]:
+    """Of encoding and decoding a tensor; a model has many that are alike."""
+    dtype = getattr(torch, dtype_name)
+    value = torch.empty(shape, dtype=dtype, device="meta")
+    layout = (list(value.shape), list(value.stride()), dtype)
+    held = way.put(value, *about)
+    return (
+        signature_of(way.put, (value, *about)),
+        signature_of(way.get, (held, *layout, *about)),
+    )
+
+
+def _on_the_line(costs: Sequence[RunCost], lengths: Sequence[int], count: int) -> RunCost:
+    """What a longer tensor takes, from two that were measured."""
+    (short, long), (few, many) = costs, lengths
+    share = (count - many) / (many - few)
+    return RunCost(
+        ms=long.ms + share * max(0.0, long.ms - short.ms),
+        workspace_bytes=long.workspace_bytes
+        + round(share * max(0, long.workspace_bytes - short.workspace_bytes)),
+    )
 
 
 def _is_dense(tensor: TensorInfo) -> bool:

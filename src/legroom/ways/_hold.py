@@ -20,7 +20,11 @@ class Hold(AbstractWay):
 
     @classmethod
     def estimate(
-        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        costs: tuple[RunCost, ...] = (),
+        readers: tuple[OperationInfo, ...] = (),
     ) -> Saving:
         """Always possible."""
         return Saving(held_bytes=tensor.num_bytes, keeps_whole=True)

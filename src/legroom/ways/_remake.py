@@ -20,7 +20,11 @@ class Remake(AbstractWay):
 
     @classmethod
     def estimate(
-        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        costs: tuple[RunCost, ...] = (),
+        readers: tuple[OperationInfo, ...] = (),
     ) -> Saving | None:
         """Not for random operations (see `replay`), nor where older tensors are written into."""
         if producer.is_random or producer.updates or not producer.is_forward:

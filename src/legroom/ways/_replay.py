@@ -23,7 +23,11 @@ class Replay(AbstractWay):
 
     @classmethod
     def estimate(
-        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        costs: tuple[RunCost, ...] = (),
+        readers: tuple[OperationInfo, ...] = (),
     ) -> Saving | None:
         """For random operations only; worth it only for tensors larger than the state."""
         if not producer.is_random or producer.updates or not producer.is_forward:

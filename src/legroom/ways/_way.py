@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from legroom.capture import OperationInfo, TensorInfo
 
@@ -41,6 +41,9 @@ class Saving:
         keeps_whole: Whether the tensor itself stays: nothing is given back, it is just there.
         runs_producer: Whether giving back runs the producer again. Then all of its outputs come
             back at once, it needs the producer's inputs, and takes the producer's time.
+        readers_only: Whether what is given back serves only the operations of backward that read
+            the tensor: it is not the tensor, and nothing may be made from it.
+        about: What the operations of an encoding are told beside the tensor.
         tier: Where the bytes are: `"device"`, `"host"`, `"disk"`.
     """
 
@@ -51,6 +54,8 @@ class Saving:
     get_bytes: int = 0
     keeps_whole: bool = False
     runs_producer: bool = False
+    readers_only: bool = False
+    about: tuple[Any, ...] = ()
     tier: str = "device"
 
     @property
@@ -97,17 +102,27 @@ class AbstractWay(AbstractTechnique):
     """One way of giving tensors back; a description and a pure estimate, without state."""
 
     @classmethod
-    def signatures(cls, tensor: TensorInfo, producer: OperationInfo) -> tuple[str, ...]:
+    def signatures(
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        readers: tuple[OperationInfo, ...] = (),
+    ) -> tuple[str, ...]:
         """What it runs for this tensor that forward and backward do not: to be timed."""
         return ()
 
     @classmethod
     @abc.abstractmethod
     def estimate(
-        cls, tensor: TensorInfo, producer: OperationInfo, costs: tuple[RunCost, ...] = ()
+        cls,
+        tensor: TensorInfo,
+        producer: OperationInfo,
+        costs: tuple[RunCost, ...] = (),
+        readers: tuple[OperationInfo, ...] = (),
     ) -> Saving | None:
         """What it costs to give this tensor back; None where the way does not apply.
 
         Args:
             costs: Of what `signatures` named.
+            readers: The operations of backward that read the tensor.
         """

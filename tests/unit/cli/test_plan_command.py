@@ -57,6 +57,7 @@ def test_options_reach_the_planner(run):
     assert options == PlanOptions(
         budget="4GiB",
         ways=("remake",),
+        asked=("remake",),
         exactness="rounding",
         device="24GiB, 100 GB/s to host",
         time_limit_s=5.0,

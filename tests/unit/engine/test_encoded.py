@@ -8,7 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import legroom
-from tests.unit.engine.training import batch, first_difference, sgd, train
+from tests.unit.engine.training import (
+    batch,
+    check_prediction,
+    check_same,
+    first_difference,
+    sgd,
+    train,
+)
 
 
 class Masked(nn.Module):
@@ -47,6 +54,21 @@ def test_masks_are_held_as_bits():
     assert "bits" in report.ways
 
 
+def test_a_recipe_can_be_followed():
+    handle = check_same(Masked(), gradients, is_remade=False, budget="floor", preset="gist")
+    report = handle.report()
+    assert report.preset == "gist"
+    assert set(report.ways) == {"hold", "bits"}
+
+
+def test_a_recipe_that_changes_nothing_is_refused():
+    model = Masked()
+    handle = legroom.fit(model, budget="50%", preset="actnn")
+    with pytest.raises(legroom.errors.UsageError, match="preset 'actnn' changes nothing"):
+        model(*batch(0, rows=256))
+    handle.undo()
+
+
 def losses(trained, value):
     torch.manual_seed(1)
     optimizer, found = sgd(trained), []
@@ -70,6 +92,14 @@ def test_compiled_kernels_decode_too():
     )
     assert losses(model, value) == pytest.approx(expected, rel=1e-5)
     assert "bits" in handle.report().ways
+
+
+def test_what_compiled_kernels_cannot_do_need_not_be_left_out_by_name():
+    model = Multilayer()
+    options = {"budget": "floor", "executor": "inductor", "exactness": "rounding"}
+    legroom.fit(model, without=["bits"], **options).undo()
+    with pytest.raises(legroom.errors.UsageError, match="cannot carry out 'replay'"):
+        legroom.fit(model, ways=["replay"], **options)
 
 
 def test_compiled_kernels_need_no_further_choice():
@@ -102,8 +132,11 @@ class Multilayer(nn.Module):
 
 @pytest.mark.parametrize(
     ("way", "tolerance"),
-    [("bfloat16", 0.01), ("float8-e4m3", 0.1), ("integer8", 0.02), ("integer4", 0.3)],
-)
+    [
+        ("bfloat16", 0.01), ("float8-e4m3", 0.1), ("integer8", 0.02), ("integer4", 0.3),
+        ("fewbit4", 0.25), ("fewbit1", 1.0),
+    ],
+)  # fmt: skip
 def test_gradients_from_fewer_bits_are_close(way, tolerance):
     torch.manual_seed(0)
     model, value = Multilayer(), torch.randn(512, 64)
@@ -123,6 +156,61 @@ def test_gradients_from_fewer_bits_are_close(way, tolerance):
         for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True)
     ]
     assert max(errors) > 0  # it was really held so
+
+
+def test_weights_gradients_from_a_projection_are_right_on_average():
+    torch.manual_seed(0)
+    model, value = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6))), torch.randn(1024, 128)
+    plain = copy.deepcopy(model)
+    plain(value).square().mean().backward()
+    handle = legroom.fit(model, budget="floor", ways=["sketch"], exactness="lossy")
+    total = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
+    single = []
+    for _ in range(60):
+        model.zero_grad()
+        model(value).square().mean().backward()
+        for name, parameter in model.named_parameters():
+            total[name] += parameter.grad / 60
+        expected = plain.get_parameter("1.weight").grad
+        single.append((model[1].weight.grad - expected).norm() / expected.norm())
+    assert "sketch" in handle.report().ways
+    mean = (total["1.weight"] - expected).norm() / expected.norm()
+    assert 0 < mean < 0.25 * sum(single) / len(single)
+
+
+def pooled():
+    """Layers that each keep the indices of a pooling."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1)]
+    for _ in range(4):
+        layers += [nn.GELU(), nn.MaxPool2d(3, 1, 1), nn.Conv2d(8, 8, 3, padding=1)]
+    return nn.Sequential(*layers)
+
+
+def pooled_gradients(model, step):
+    torch.manual_seed(step)
+    loss = model(torch.randn(32, 3, 16, 16)).square().mean()
+    loss.backward()
+    return loss
+
+
+def test_indices_of_poolings_are_held_in_few_bits():
+    torch.manual_seed(0)
+    handle = check_same(
+        pooled(), pooled_gradients, is_remade=False, budget="floor", ways=["offsets"]
+    )
+    assert "offsets" in handle.report().ways
+    check_prediction(handle, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fewbit2", "offsets", "sketch", "integer4"])
+def test_compiled_kernels_encode_and_decode(way):
+    torch.manual_seed(0)
+    model, value = pooled(), torch.randn(32, 3, 16, 16)
+    expected = losses(copy.deepcopy(model), value)
+    handle = legroom.fit(model, budget="floor", ways=[way], executor="inductor", exactness="lossy")
+    assert losses(model, value) == pytest.approx(expected, rel=0.3)
+    assert way in handle.report().ways
 
 
 def test_lossy_ways_must_be_asked_for():

@@ -36,8 +36,16 @@ class Told:
     needed: set
 
 
+class NoChoiceError(Exception):
+    """Rule 5: the choice cannot be carried out."""
+
+
 def interpret(problem, choice):
-    """Execute the step; fails where something is read that is not alive."""
+    """Execute the step; fails where something is read that is not alive.
+
+    Raises:
+        NoChoiceError: Something is made from what serves its readers only.
+    """
     return _Interpreter(problem, choice).run()
 
 
@@ -85,6 +93,9 @@ class _Interpreter:
         producer = self.graph.operations[self.graph.tensors[tensor].producer]
         for need in producer.needs_to_remake:
             self.make_sure_of(need, position)
+            is_late = need in self.saving and position > self.first_end(need)
+            if is_late and self.saving[need].readers_only:
+                raise NoChoiceError(f"{tensor} would be made from a stand-in for {need}")
         self.programme.append(
             Instruction(
                 position,

@@ -14,9 +14,10 @@ def test_the_defaults_are_in_order():
 
 def test_all_faults_are_reported_together():
     options = PlanOptions(
-        budget="abc", ways=("remke",), exactness="close", time_limit_s=0, num_points=-1
-    )
-    with pytest.raises(UsageError, match="5 options are wrong:") as caught:
+        budget="abc", ways=("remke",), exactness="close", time_limit_s=0, num_points=-1,
+        preset="gust",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="6 options are wrong:") as caught:
         options.check()
     for part in (
         "budget 'abc' is not a size",
@@ -24,6 +25,7 @@ def test_all_faults_are_reported_together():
         "exactness 'close' is unknown; write bitwise, rounding, lossy",
         "time limit 0 s leaves no time",
         "-1 points make no frontier",
+        "unknown preset 'gust'",
     ):
         assert part in str(caught.value)
 

@@ -15,7 +15,7 @@ from legroom.errors import UnknownNameError
 from legroom.plan import presets
 from legroom.plan._problem import build_problem
 from legroom.plan._search import Search
-from legroom.plan._simulate import Trace
+from legroom.plan._simulate import NEVER_FITS, Trace
 from legroom.plan.presets._by_cost import is_expensive
 from tests.unit.plan.made_up_graphs import KIB, MADE_UP, Model, chain, transformer, unet
 from tests.unit.plan.random_graphs import Builder, graphs
@@ -311,7 +311,10 @@ def test_unknown_presets_are_named():
 @pytest.fixture(scope="module")
 def with_masks():
     """A step with dropout, captured for real: masks and numbers are kept."""
-    net = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, 64))
+    net = nn.Sequential(
+        nn.Linear(64, 64), nn.Dropout(0.1), nn.Tanh(), nn.Linear(64, 64), nn.SiLU(),
+        nn.Linear(64, 64),
+    )  # fmt: skip
     data = torch.randn(64, 64)
     return capture_step(lambda: net(data).square().mean().backward()).planned
 
@@ -322,6 +325,7 @@ def with_masks():
         ("gist", [{"bits", "hold"}]),
         ("gist-lossy", [{"bits", "float16"}, {"bits", "float10"}, {"bits", "float8-e4m3"}]),
         ("actnn", [{"bits", "integer2"}, {"bits", "integer4"}, {"bits", "integer8"}]),
+        ("fewbit", [{"hold", f"fewbit{bits}"} for bits in (4, 3, 2, 1)]),
     ],
 )
 def test_encodings_hold_everything_in_the_form_that_applies(with_masks, name, forms):
@@ -338,6 +342,35 @@ def test_encodings_hold_everything_in_the_form_that_applies(with_masks, name, fo
     assert used == forms
 
 
-@pytest.mark.parametrize("name", ["gist-lossy", "actnn"])
+def test_tempo_keeps_what_layers_of_elements_read(with_masks):
+    search = search_of(with_masks)
+    (choice,) = choices_of("tempo", search)
+    dropped = {
+        with_masks.operations[each.producer].name
+        for number, each in enumerate(search.problem.candidates)
+        if each.late_uses and not search.is_held(choice, number)
+    }
+    assert dropped
+    assert all("silu" in name or "legroom" in name for name in dropped)
+    assert search.evaluate(choice, "tempo").peak_bytes < NEVER_FITS
+
+
+def test_a_form_that_is_far_less_exact_and_no_smaller_is_left_out(with_masks):
+    enabled = ways.select(exactness=ways.Exactness.LOSSY)
+    problem = build_problem(with_masks, enabled)
+    assert not [each for one in problem.candidates for each in one.options if each.way == "sketch"]
+    alone = build_problem(with_masks, ways.select(("sketch",), exactness=ways.Exactness.LOSSY))
+    assert [each for one in alone.candidates for each in one.options if each.way == "sketch"]
+
+
+def test_tempo_is_for_layers_of_elements():
+    build = Builder()
+    x = build.tensor(10, kind=Kind.INPUTS)
+    (a,) = build.forward([x], 100)
+    build.backward([a], 20)
+    assert choices_of("tempo", search_of(build.graph())) == []
+
+
+@pytest.mark.parametrize("name", ["gist-lossy", "actnn", "fewbit"])
 def test_encodings_that_are_not_enabled_are_no_preset(with_masks, name):
     assert choices_of(name, search_of(with_masks)) == []

@@ -20,7 +20,7 @@ class Squeeze(ways.AbstractWay):
     exactness = ways.Exactness.BITWISE
 
     @classmethod
-    def estimate(cls, tensor, producer, costs=()):
+    def estimate(cls, tensor, producer, costs=(), readers=()):
         if tensor.num_bytes < 12:
             return None
         return ways.Saving(
@@ -28,8 +28,21 @@ class Squeeze(ways.AbstractWay):
         )
 
 
+class StandIn(ways.AbstractWay):
+    """Holds an eighth, from which nothing can be made again."""
+
+    name, summary, origin, costs = "stand-in", "an eighth of the bytes", "this test", "time"
+    exactness = ways.Exactness.BITWISE
+
+    @classmethod
+    def estimate(cls, tensor, producer, costs=(), readers=()):
+        if not readers or tensor.num_bytes % 3:
+            return None
+        return ways.Saving(held_bytes=tensor.num_bytes // 8, put_ms=0.75, readers_only=True)
+
+
 def problem_of(graph):
-    return build_problem(graph, (*ways.select(), Squeeze), variants.select())
+    return build_problem(graph, (*ways.select(), Squeeze, StandIn), variants.select())
 
 
 def num_choices(problem):

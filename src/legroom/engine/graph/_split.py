@@ -25,6 +25,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,6 +72,14 @@ def split(
     return _Splitter(joint, code, program, num_forward_outputs, deliver).split()
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An encoding, and what it is told beside the tensor."""
+
+    way: type[ways.AbstractEncoding]
+    about: tuple[Any, ...]
+
+
 class _Splitter:
     def __init__(
         self,
@@ -115,13 +124,13 @@ class _Splitter:
     def _storage(self, node: fx.Node) -> int:
         return self._code.storage_of[node.name]
 
-    def _encoded_nodes(self) -> dict[fx.Node, type[ways.AbstractEncoding]]:
+    def _encoded_nodes(self) -> dict[fx.Node, _Form]:
         found = {}
-        for name, place, way_name in self._program.encoded:
-            way = ways.get(way_name)
+        for each in self._program.encoded:
+            way = ways.get(each.way)
             if not issubclass(way, ways.AbstractEncoding):
-                raise MismatchError(f"a program encodes by {way_name}, which is no encoding")
-            found[self._written(name, place)] = way
+                raise MismatchError(f"a program encodes by {each.way}, which is no encoding")
+            found[self._written(each.node, each.place)] = _Form(way, each.about)
         return found
 
     def _written(self, name: str, place: int) -> fx.Node:
@@ -240,12 +249,14 @@ class _Splitter:
 
     def _decode(self, node: fx.Node) -> None:
         """See Note [Split], rule 7."""
-        way, value = self._encoded[node], node.meta["val"]
-        name = f"{node.name}_{way.name}".replace("-", "_")
+        form, value = self._encoded[node], node.meta["val"]
+        name = f"{node.name}_{form.way.name}".replace("-", "_")
         held = self._held[node] = self._backward.placeholder(name)
-        held.meta["val"] = way.put(value)
+        held.meta["val"] = form.way.put(value, *form.about)
         layout = (list(value.shape), list(value.stride()), value.dtype)
-        made = self._env[node] = self._backward.call_function(way.get, (held, *layout))
+        made = self._env[node] = self._backward.call_function(
+            form.way.get, (held, *layout, *form.about)
+        )
         made.meta = dict(node.meta)
 
     def _state_before(self, node: fx.Node) -> fx.Node:
@@ -345,7 +356,8 @@ class _Splitter:
                 states[node].meta["val"] = self._states[node].meta["val"]
             env[node] = graph.node_copy(node, env.__getitem__)
             for encoded in due.get(node, ()):
-                held[encoded] = graph.call_function(self._encoded[encoded].put, (env[encoded],))
+                form = self._encoded[encoded]
+                held[encoded] = graph.call_function(form.way.put, (env[encoded], *form.about))
                 held[encoded].meta["val"] = self._held[encoded].meta["val"]
         returned = [
             env[node] if isinstance(node, fx.Node) else node for node in self._forward_outputs

@@ -5,8 +5,8 @@ Every preset is a candidate and a starting point of every plan.
 
 from __future__ import annotations
 
-from legroom.plan.presets._by_cost import Echo, MinCut, SaveAll
-from legroom.plan.presets._by_way import ActNN, Gist, GistLossy
+from legroom.plan.presets._by_cost import Echo, MinCut, SaveAll, Tempo
+from legroom.plan.presets._by_way import ActNN, FewBit, Gist, GistLossy
 from legroom.plan.presets._checkmate import Checkmate
 from legroom.plan.presets._preset import AbstractPreset
 from legroom.plan.presets._segments import PerBlock, ResidualBlocks, Separators, Sqrt, TimeSteps
@@ -29,6 +29,8 @@ _PRESETS: Registry[type[AbstractPreset]] = Registry(
         Gist,
         GistLossy,
         ActNN,
+        FewBit,
+        Tempo,
     ),
 )
 register, unregister, names, get = (

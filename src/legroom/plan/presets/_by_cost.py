@@ -76,6 +76,43 @@ class Echo(AbstractPreset):
         yield search.holding(held)
 
 
+@final
+class Tempo(AbstractPreset):
+    """Of an activation, a norm and a dropout, one of input and output is kept.
+
+    Tempo keeps the output and works the input out from it; here the input is kept and the output
+    made again. That is the same bytes, and the bits stay.
+    """
+
+    name = "tempo"
+    summary = "of activations, norms and dropouts keep the input (and mask), remake the output"
+    origin = "Tempo 2022 (there, the output is kept and the input worked out from it)"
+
+    @classmethod
+    def choices(cls, search: Search) -> Iterator[Choice]:
+        """Applies where there are such operations."""
+        problem = search.problem
+        read = {number for number, each in enumerate(problem.candidates) if each.late_uses}
+        remade = {
+            number
+            for number in read
+            if _is_layer_of_elements(problem.graph.operations[problem.candidates[number].producer])
+        }
+        if remade:
+            sources = {
+                need
+                for number in remade
+                for need in problem.reruns[problem.candidates[number].producer].needs
+            }
+            yield search.holding((read | sources) - remade)
+
+
+def _is_layer_of_elements(op: OperationInfo) -> bool:
+    """Whether Tempo has its own layer for the operation, or it is one written out."""
+    parts = ("gelu", "silu", "layer_norm", "apply_mask", "legroom.fused")
+    return any(part in op.name for part in parts)
+
+
 def _groups(problem: Problem) -> Iterator[list[int]]:
     """Cheap candidates that hang together: one is made from another, or both from the same."""
     cheap = [

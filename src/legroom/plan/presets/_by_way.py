@@ -36,9 +36,9 @@ class _AbstractEncoded(AbstractPreset):
 
     @classmethod
     def _is_complete(cls, search: Search, names: tuple[str, ...]) -> bool:
-        """Whether the form that gives the recipe its name is enabled at all."""
-        enabled = {each.way for one in search.problem.candidates for each in one.options}
-        return names[-1] in enabled
+        """Whether the form that gives the recipe its name applies to anything."""
+        found = {each.way for one in search.problem.candidates for each in one.options}
+        return names[-1] in found
 
 
 def _option(candidate: Candidate, names: tuple[str, ...], held: int) -> int:
@@ -50,12 +50,12 @@ def _option(candidate: Candidate, names: tuple[str, ...], held: int) -> int:
 
 @final
 class Gist(_AbstractEncoded):
-    """Masks with one bit for each element; the rest as it is."""
+    """Masks with one bit for each element, indices with a few; the rest as it is."""
 
     name = "gist"
-    summary = "keep everything that backward reads, masks with a bit for each element"
+    summary = "keep everything that backward reads, masks with a bit, indices with a few"
     origin = "Gist 2018, lossless (without its sparse storage)"
-    forms = (("bits",),)
+    forms = (("offsets", "sign", "bits"), ("bits", "sign", "offsets"), ("bits", "offsets", "sign"))
 
 
 @final
@@ -65,7 +65,21 @@ class GistLossy(_AbstractEncoded):
     name = "gist-lossy"
     summary = "masks with a bit for each element, numbers with 16, 10 or 8 bits"
     origin = "Gist 2018, delayed precision reduction"
-    forms = (("bits", "float16"), ("bits", "float10"), ("bits", "float8-e4m3"))
+    forms = (
+        ("bits", "sign", "offsets", "float16"),
+        ("bits", "sign", "offsets", "float10"),
+        ("bits", "sign", "offsets", "float8-e4m3"),
+    )
+
+
+@final
+class FewBit(_AbstractEncoded):
+    """What activations' gradients need, in a few bits; the rest as it is."""
+
+    name = "fewbit"
+    summary = "keep everything that backward reads, inputs of activations with 4 bits or fewer"
+    origin = "few-bit backward 2023"
+    forms = (("fewbit4",), ("fewbit3",), ("fewbit2",), ("fewbit1",))
 
 
 @final
@@ -75,4 +89,8 @@ class ActNN(_AbstractEncoded):
     name = "actnn"
     summary = "masks with a bit for each element, numbers as integers of 2, 4 or 8 bits"
     origin = "ActNN 2021, the same bits for all tensors (its level L2)"
-    forms = (("bits", "integer2"), ("bits", "integer4"), ("bits", "integer8"))
+    forms = (
+        ("bits", "sign", "integer2"),
+        ("bits", "sign", "integer4"),
+        ("bits", "sign", "integer8"),
+    )

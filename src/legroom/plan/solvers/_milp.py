@@ -67,7 +67,8 @@ def approach(search: Search, budget_bytes: int, effort: Effort) -> float | None:
         _round(search, relaxed, budget_bytes, Milp.name, effort)
     best = search.archive.best(budget_bytes)
     if best is not None and _gap(search, bound_ms, budget_bytes) > CLOSE_ENOUGH:
-        search.exchange(best.choice, budget_bytes, Milp.name, effort)
+        choice = search.decode(best.choice, budget_bytes, Milp.name, effort)
+        search.exchange(choice, budget_bytes, Milp.name, effort)
     return bound_ms
 
 

@@ -1,0 +1,49 @@
+"""Which of PyTorch's activations something is, told by what it computes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from legroom.capture import real_tensors
+
+Activation = tuple[Callable[..., torch.Tensor], dict[str, Any]]
+"""A function of PyTorch's, and what it is told beside the tensor."""
+
+_KNOWN: tuple[Activation, ...] = (
+    (functional.gelu, {"approximate": "tanh"}),
+    (functional.gelu, {}),
+    (functional.silu, {}),
+    (functional.mish, {}),
+)
+_CLOSE = 1e-6
+
+
+def known_activation(compute: Callable[[torch.Tensor], Any]) -> Activation | None:
+    """The activation that something computes of every element; None where it is none of them.
+
+    Args:
+        compute: What it is; called with real tensors of one dimension, float64. What it raises
+            means that it is none.
+    """
+    with real_tensors(), torch.no_grad():
+        values = _grid()
+        try:
+            found = compute(values)
+        except Exception:  # whatever somebody's code raises
+            return None
+        if not isinstance(found, torch.Tensor) or found.shape != values.shape:
+            return None
+        for function, options in _KNOWN:
+            if (found - function(values, **options)).abs().max() <= _CLOSE:
+                return function, options
+    return None
+
+
+@functools.cache
+def _grid() -> torch.Tensor:
+    return torch.linspace(-9, 9, 1801, dtype=torch.float64)
