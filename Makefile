@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.legroom-setup
 
-# These compile and exchange what is alive; the meter's tests look at everything alive in a process.
+# These look at everything alive in a process, tables that another test had made among it.
+METERING := tests/unit/meter
+# These compile and exchange what is alive.
 CAPTURING := tests/unit/capture tests/unit/plan/test_callable.py
 # These fit models of a few hundred KiB, in which what another file left behind counts.
 FITTING := $(sort $(wildcard tests/unit/engine/test_*.py))
@@ -37,7 +39,8 @@ demo: $(STAMP)  ## Profile a small real GPT-2, plan, verify and train it in half
 	@echo "open demo/gpt2.html and demo/plan.html in a browser: they need no network"
 
 test: $(STAMP)  ## Run the tests (about 15 minutes on two cores)
-	$(PYTEST) $(CAPTURING:%=--ignore=%) $(FITTING:%=--ignore=%)
+	$(PYTEST) $(METERING:%=--ignore=%) $(CAPTURING:%=--ignore=%) $(FITTING:%=--ignore=%)
+	$(PYTEST) $(METERING)
 	$(PYTEST) $(CAPTURING)
 	printf '%s\n' $(FITTING) | OMP_NUM_THREADS=1 xargs -P 2 -n 1 $(BIN)/python -m pytest -q -m "not slow"
 
