@@ -12,7 +12,9 @@ gradients, and, where the user set a bound, a plan within it. See Note [Accuracy
 # 2. The error is the norm of the difference of all gradients over the norm of the exact ones, the
 #    mean over the seeds. A call that returns no loss gets a random gradient for what it returns.
 # 3. Parameters are not changed, and everything else is put back: gradients, buffers, random states.
-# 4. Above the bound, the coarsest ways are left out until the plan's measured error is within it,
+# 4. What gradients depend on more is then held with more bits, within the same budget: see Note
+#    [Sensitivity] and Note [Allocation]. If that makes no better gradients, it is undone.
+# 5. Above the bound, the coarsest ways are left out until the plan's measured error is within it,
 #    found by bisection. If then no plan fits the budget, that is an error with the numbers.
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from legroom import ways
 from legroom.capture import is_out_of_memory
+from legroom.engine._sensitivity import CoarseningProbe, in_fine_form, measure_sensitivity
 from legroom.engine._snapshot import remember_random
 from legroom.engine._step_plan import cut_off, differentiated_outputs
 from legroom.engine.graph import PlannedCall
@@ -86,7 +89,10 @@ class AccuracyCheck:
                 raise
             self._owner.say("how far gradients are off is not known: an exact step does not fit")
             return
+        is_first = self._kind.step_plan.gradient_error is None
         error = self._measure()
+        if is_first:
+            error = self._allocate_bits(error)
         if bound is None or error <= bound:
             return
         rungs = _rungs(self._options)
@@ -121,8 +127,45 @@ class AccuracyCheck:
         error = self._kind.step_plan.gradient_error = statistics.mean(errors)
         return error
 
+    def _allocate_bits(self, error: float) -> float:
+        """The error with bits where they matter; see Note [Accuracy], rule 4."""
+        step_plan = self._kind.step_plan
+        found = step_plan.planner.adjustables(step_plan.plan.budget_bytes)
+        if len(found) < 2 or not error:
+            return error
+        probe = CoarseningProbe(found)
+        fine = replace(step_plan, programs=in_fine_form(step_plan.programs, found))
+        call = self._owner.compile(fine, probe=probe)
+
+        def error_of_probed() -> float:
+            return _relative(self._gradients(call, num_seeds=1)[0], self._expected[0])
+
+        try:
+            sensitivity = measure_sensitivity(found, probe, error_of_probed, self._owner.progress)
+        except Exception as failure:
+            if not is_out_of_memory(failure):
+                raise
+            self._owner.say("bits are the same for all tensors: measuring with more does not fit")
+            return error
+        finally:
+            if isinstance(call, PlannedCall):
+                call.forget()
+        if not step_plan.allocate(sensitivity):
+            return error
+        self._compile_again()
+        allocated = self._measure()
+        if allocated <= error:
+            return allocated
+        step_plan.allocate({})
+        self._compile_again()
+        step_plan.gradient_error = error
+        return error
+
     def _plan_with(self, names: tuple[str, ...]) -> None:
         self._kind.step_plan.use(replace(self._options, ways=names))
+        self._compile_again()
+
+    def _compile_again(self) -> None:
         self._kind.forget()
         self._kind.call = self._owner.compile(self._kind.step_plan)
         self._owner.compile_again(self._kind.step_plan)
@@ -140,12 +183,14 @@ class AccuracyCheck:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def _gradients(self, call: _Call) -> list[list[torch.Tensor | None]]:
+    def _gradients(
+        self, call: _Call, num_seeds: int = NUM_SEEDS
+    ) -> list[list[torch.Tensor | None]]:
         """Of all parameters, for each seed."""
         args, kwargs = self._arguments
         found = []
         with self._everything_put_back() as put_back:
-            for seed in range(NUM_SEEDS):
+            for seed in range(num_seeds):
                 put_back()
                 torch.manual_seed(seed)
                 roots = list(differentiated_outputs(call(*args, **kwargs)))

@@ -55,8 +55,10 @@ from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepEnds, StepWatch
 from legroom.engine.graph import (
+    Eager,
     Executor,
     PlannedCall,
+    Probe,
     choose_executor,
     guard,
 )
@@ -414,17 +416,22 @@ class Fitted:
 
     # For the plans -------------------------------------------------------------------------------
 
-    def compile(self, step_plan: StepPlan) -> Callable[..., Any]:
-        """What to call under a plan."""
+    def compile(self, step_plan: StepPlan, *, probe: Probe | None = None) -> Callable[..., Any]:
+        """What to call under a plan.
+
+        Args:
+            probe: See `PlannedCall`; only eager kernels can be interrupted by one.
+        """
         if not step_plan.programs:
             return self._plain
         return PlannedCall(
             self._plain,
             step_plan.capture.sources,
             step_plan.programs,
-            executor=self._executor,
+            executor=self._executor if probe is None else Eager(),
             exactness=self._options.exactness,
             rewrites=self._options.rewrites,
+            probe=probe,
         )
 
     def compile_again(self, step_plan: StepPlan) -> None:
@@ -444,6 +451,11 @@ class Fitted:
         if self._latest is not None:
             self._latest.step_plan.reserve(num_bytes)
             self.compile_again(self._latest.step_plan)
+
+    def progress(self, done: int, total: int) -> None:
+        """Tell how far measuring has come."""
+        if self._on_progress is not None:
+            self._on_progress("measuring what gradients depend on", done, total)
 
     def say(self, text: str) -> None:
         """Tell the user that something has changed."""

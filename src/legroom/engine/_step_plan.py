@@ -15,7 +15,7 @@ forward, a gradient for what it returns, backward, update. See Note [Made-up ste
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -30,6 +30,7 @@ from legroom.plan import (
     Budget,
     OnProgress,
     PieceProgram,
+    Place,
     Plan,
     Planner,
     PlanOptions,
@@ -98,6 +99,17 @@ class StepPlan:
         other.budget_bytes = max(self.budget_bytes, other.planner.floor_bytes)
         other.plan, other.programs = _plan_within(other.planner, other.budget_bytes)
         return other
+
+    def allocate(self, sensitivity: Mapping[Place, float]) -> bool:
+        """Put bits where gradients depend on them; whether that changes the plan."""
+        before = self.programs
+        self.planner.allocate(sensitivity)
+        budget_bytes = self.plan.budget_bytes
+        self.plan, self.programs = (
+            self.planner.plan(budget_bytes),
+            self.planner.programs(budget_bytes),
+        )
+        return self.programs != before
 
     def tighten(self, excess_bytes: int) -> None:
         """Plan again, because so much more was measured than predicted.

@@ -3,6 +3,7 @@
 In goes a captured graph with times; out comes a `PlanReport`. Nothing of the model runs here.
 """
 
+from legroom.plan._allocate import Adjustable, Place
 from legroom.plan._budget import Budget, parse_activations, parse_budget
 from legroom.plan._callable import plan, stage_of
 from legroom.plan._options import (
@@ -29,6 +30,7 @@ from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
 __all__ = [
+    "Adjustable",
     "Budget",
     "Decision",
     "FrontierPoint",
@@ -36,6 +38,7 @@ __all__ = [
     "LiveTensor",
     "OnProgress",
     "PieceProgram",
+    "Place",
     "Plan",
     "PlanOptions",
     "PlanReport",

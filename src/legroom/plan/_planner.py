@@ -22,6 +22,7 @@ from typing import final
 from legroom.capture import STATE, Graph, Kind, Phase
 from legroom.errors import InfeasibleBudgetError, UsageError
 from legroom.plan import presets, solvers
+from legroom.plan._allocate import Adjustable, Place, adjustables, with_least_error
 from legroom.plan._budget import Budget
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._order import reordered
@@ -141,6 +142,8 @@ class Planner:
         self._bounds: dict[int, tuple[float, bool]] = {}
         self._presets = self._try_presets()
         self._preset = preset
+        self._sensitivity: dict[Place, float] = {}
+        self._allocated: dict[tuple[Choice, int], Entry] = {}
         if preset is not None:
             self._orders = [self._follow(preset, problem)]
         self._floor_bytes: int | None = None
@@ -231,6 +234,38 @@ class Planner:
         assert entry is not None, "bug in legroom: the archive forgot its best"
         return entry, order
 
+    def _chosen(self, budget_bytes: int) -> tuple[Entry, _Order] | None:
+        """The best, with its bits where they matter."""
+        best = self._best(budget_bytes)
+        if best is None or not self._sensitivity:
+            return best
+        entry, order = best
+        key = (entry.choice, budget_bytes)
+        if key not in self._allocated:
+            self._allocated[key] = with_least_error(
+                order.search,
+                entry,
+                budget_bytes,
+                self._sensitivity,
+                holds_no_more=self._preset is not None,
+            )
+        return self._allocated[key], order
+
+    def adjustables(self, budget_bytes: int) -> list[Adjustable]:
+        """What the plan for a budget holds with an error, and in which other forms it could be."""
+        best = self._chosen(budget_bytes)
+        return [] if best is None else adjustables(best[1].search, best[0].choice)
+
+    def allocate(self, sensitivity: Mapping[Place, float]) -> None:
+        """From now on, plans hold what gradients depend on with more bits; see Note [Allocation].
+
+        Args:
+            sensitivity: By tensor: the square of the gradients' relative error, over that of the
+                tensor's own. Nothing: plans are as before.
+        """
+        self._sensitivity = dict(sensitivity)
+        self._allocated = {}
+
     def _solve(self, budget_bytes: int) -> tuple[float, bool]:
         """Look for plans within the budget; the bound, and whether time ran out."""
         if self._preset is not None:
@@ -295,13 +330,13 @@ class Planner:
         if budget_bytes >= self.plain.peak_bytes and self._best(budget_bytes) is None:
             return self._plain_plan(budget_bytes)
         bound_ms, timed_out = self._solve(budget_bytes)
-        best = self._best(budget_bytes)
+        best = self._chosen(budget_bytes)
         if best is None:
             if budget_bytes >= self.plain.peak_bytes:
                 return self._plain_plan(budget_bytes)
             if self.floor_bytes > budget_bytes:
                 raise self._infeasible(budget_bytes)
-            best = self._best(budget_bytes)  # found while looking for the floor
+            best = self._chosen(budget_bytes)  # found while looking for the floor
             assert best is not None, "bug in legroom: the archive forgot its leanest"
         entry, order = best
         added_ms = entry.outcome.added_ms
@@ -333,7 +368,7 @@ class Planner:
         """What each piece does under the plan for this budget; nothing where the plan is plain."""
         if self.plan(budget_bytes).preset == _PLAIN:
             return {}
-        best = self._best(budget_bytes)
+        best = self._chosen(budget_bytes)
         assert best is not None, "bug in legroom: a plan without a choice"
         return programs_of(best[1].search, best[0].choice)
 

@@ -19,18 +19,16 @@ _COPIES = 0x0101010101010101
 _ONE_EACH = 0x8040201008040201 - (1 << 64)
 
 
+def num_packed(count: int) -> int:
+    """Bytes of so many bits."""
+    return -(-count // 8)
+
+
 def pack(flat: torch.Tensor) -> torch.Tensor:
     """Eight bytes that are 0 or 1 as one; the last ones filled up with zeros."""
     if flat.numel() % 8:
         flat = pad(flat, (0, -flat.numel() % 8))
     return (flat.view(torch.int64) * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
-
-
-def pack_functional(flat: torch.Tensor) -> torch.Tensor:
-    """The same for compilers."""
-    rows = pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
-    places = torch.arange(8, dtype=torch.uint8, device=flat.device)
-    return (rows << places).sum(1, dtype=torch.uint8)
 
 
 def unpack(held: torch.Tensor) -> torch.Tensor:
@@ -39,30 +37,14 @@ def unpack(held: torch.Tensor) -> torch.Tensor:
     return words.view(torch.uint8).clamp_(max=1)
 
 
-def unpack_functional(held: torch.Tensor) -> torch.Tensor:
-    """The same for compilers."""
-    places = torch.arange(8, dtype=torch.uint8, device=held.device)
-    return ((held.unsqueeze(1) >> places) & 1).view(-1)
-
-
 def _put(value: torch.Tensor) -> torch.Tensor:
     return pack(in_memory_order(value).view(torch.uint8))
-
-
-def _put_functional(value: torch.Tensor) -> torch.Tensor:
-    return pack_functional(in_memory_order(value).to(torch.uint8))
 
 
 def _get(
     held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     return unpack(held).view(torch.bool).as_strided(size, stride)
-
-
-def _get_functional(
-    held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    return unpack_functional(held).to(torch.bool).as_strided(size, stride)
 
 
 @final
@@ -74,11 +56,9 @@ class Bits(AbstractEncoding):
     exactness = Exactness.BITWISE
     origin = "Gist (binarize), Tempo"
     costs = "an eighth of the bytes; a pass over them in forward, another in backward"
-    put, get = define(
-        "bits", _put, _get, functional_put=_put_functional, functional_get=_get_functional
-    )
+    put, get = define("bits", _put, _get, num_held=lambda value: num_packed(value.numel()))
 
     @classmethod
     def held_bytes(cls, tensor: TensorInfo) -> int | None:
         """Applies to truth values."""
-        return -(-tensor.num_bytes // 8) if tensor.dtype == "bool" else None
+        return num_packed(tensor.num_bytes) if tensor.dtype == "bool" else None

@@ -39,7 +39,7 @@ from legroom.capture import (
     tensors_of,
     without_sizes,
 )
-from legroom.ways._bits import pack, pack_functional, unpack, unpack_functional
+from legroom.ways._bits import num_packed, pack, unpack
 from legroom.ways._encoding import AbstractEncoding, define
 from legroom.ways._way import Exactness
 
@@ -213,7 +213,7 @@ def _define(num_bits: int) -> tuple[Any, Any]:
     def put(value: torch.Tensor, reader: str, site: str) -> torch.Tensor:
         flat = in_memory_order(value)
         table = torch.ops.legroom.fewbit_table(value, reader, site, num_bits)
-        width = -(-flat.numel() // 8)
+        width = num_packed(flat.numel())
         held = torch.empty(in_front + num_bits * width, dtype=torch.uint8, device=flat.device)
         held[:in_front] = table[1].view(torch.uint8)
         planes = held[in_front:].view(num_bits, width)
@@ -223,13 +223,6 @@ def _define(num_bits: int) -> tuple[Any, Any]:
                 bits = pack((codes >> number) & 1)
                 planes[number, first // 8 : first // 8 + bits.numel()] = bits
         return held
-
-    def put_functional(value: torch.Tensor, reader: str, site: str) -> torch.Tensor:
-        flat = in_memory_order(value)
-        table = torch.ops.legroom.fewbit_table(value, reader, site, num_bits)
-        codes = codes_of(flat, table)
-        planes = [pack_functional((codes >> number) & 1) for number in range(num_bits)]
-        return torch.cat([table[1].view(torch.uint8), *planes])
 
     def get(
         held: torch.Tensor,
@@ -251,28 +244,12 @@ def _define(num_bits: int) -> tuple[Any, Any]:
             torch.index_select(places, 0, codes[: out.numel()].to(torch.int32), out=out)
         return flat.as_strided(size, stride)
 
-    def get_functional(
-        held: torch.Tensor,
-        size: Sequence[int],
-        stride: Sequence[int],
-        dtype: torch.dtype,
-        reader: str,
-        site: str,
-    ) -> torch.Tensor:
-        places = held[:in_front].clone().view(torch.float32).to(dtype)
-        planes = held[in_front:].view(num_bits, -1)
-        codes = unpack_functional(planes[0]).to(torch.int64)
-        for number in range(1, num_bits):
-            codes = codes | (unpack_functional(planes[number]).to(torch.int64) << number)
-        return places[codes[: math.prod(size)]].as_strided(size, stride)
-
     return define(
         f"fewbit{num_bits}",
         put,
         get,
         about=", str reader, str site",
-        functional_put=put_functional,
-        functional_get=get_functional,
+        num_held=lambda value, reader, site: in_front + num_bits * num_packed(value.numel()),
     )
 
 
@@ -295,7 +272,7 @@ class _AbstractFewBit(AbstractEncoding):
         if not dtype.is_floating_point:
             return None
         count = tensor.num_bytes // dtype.itemsize
-        held_bytes = _num_table_bytes(cls.num_bits) + cls.num_bits * -(-count // 8)
+        held_bytes = _num_table_bytes(cls.num_bits) + cls.num_bits * num_packed(count)
         return held_bytes if held_bytes < tensor.num_bytes else None
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from legroom.capture import OperationInfo, TensorInfo, in_memory_order, tensors_of
-from legroom.ways._bits import pack, pack_functional, unpack, unpack_functional
+from legroom.ways._bits import num_packed, pack, unpack
 from legroom.ways._encoding import AbstractEncoding, define
 from legroom.ways._way import Exactness
 
@@ -30,19 +30,12 @@ def _is_outside(value: torch.Tensor, lower: float, upper: float, nan_is_inside: 
 
 def _put(value: torch.Tensor, lower: float, upper: float, nan_is_inside: bool) -> torch.Tensor:
     flat = in_memory_order(value)
-    held = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
+    held = torch.empty(num_packed(flat.numel()), dtype=torch.uint8, device=flat.device)
     for first in range(0, flat.numel(), _BLOCK):
         outside = _is_outside(flat[first : first + _BLOCK], lower, upper, nan_is_inside)
         bits = pack(outside.view(torch.uint8))
         held[first // 8 : first // 8 + bits.numel()] = bits
     return held
-
-
-def _put_functional(
-    value: torch.Tensor, lower: float, upper: float, nan_is_inside: bool
-) -> torch.Tensor:
-    outside = _is_outside(in_memory_order(value), lower, upper, nan_is_inside)
-    return pack_functional(outside.to(torch.uint8))
 
 
 def _stand_ins(lower: float, upper: float) -> tuple[float, float]:
@@ -66,20 +59,6 @@ def _get(
         bits = unpack(held[first // 8 : (first + _BLOCK) // 8])
         out.copy_(bits[: out.numel()]).mul_(outside - inside).add_(inside)
     return flat.as_strided(size, stride)
-
-
-def _get_functional(
-    held: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    lower: float,
-    upper: float,
-    nan_is_inside: bool,
-) -> torch.Tensor:
-    inside, outside = _stand_ins(lower, upper)
-    flat = unpack_functional(held)[: math.prod(size)].to(dtype)
-    return (flat * (outside - inside) + inside).as_strided(size, stride)
 
 
 def _threshold(args: list[Any]) -> tuple[float, float, bool]:
@@ -120,8 +99,7 @@ class Sign(AbstractEncoding):
         _put,
         _get,
         about=", float lower, float upper, bool nan_is_inside",
-        functional_put=_put_functional,
-        functional_get=_get_functional,
+        num_held=lambda value, *about: num_packed(value.numel()),
     )
 
     @classmethod
@@ -129,7 +107,7 @@ class Sign(AbstractEncoding):
         """Applies to floating-point numbers."""
         dtype: Any = getattr(torch, tensor.dtype)
         is_number = dtype.is_floating_point and tensor.num_bytes > 0
-        return -(-(tensor.num_bytes // dtype.itemsize) // 8) if is_number else None
+        return num_packed(tensor.num_bytes // dtype.itemsize) if is_number else None
 
     @classmethod
     def about(

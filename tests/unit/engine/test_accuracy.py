@@ -152,6 +152,62 @@ def test_a_plan_that_becomes_lossy_later_is_checked_too():
     assert report.gradient_error is not None
 
 
+class Uneven(nn.Module):
+    """The gradients are almost all of the last layers: what the first ones keep matters little."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, data):
+        value = data
+        for number, layer in enumerate(self.layers):
+            value = torch.tanh(layer(value)) * (0.05 if number == 4 else 1.0)
+        return F.mse_loss(value, data.roll(1, 0))
+
+
+def uneven_error(ways=("integer2", "integer4", "integer8"), **options):
+    torch.manual_seed(0)
+    model = Uneven()
+    handle = legroom.fit(
+        model, activations="80%", exactness="lossy", preset="actnn", ways=ways, **options
+    )
+    model(torch.randn(1024, 64)).backward()
+    report = handle.report()
+    handle.undo()
+    return report
+
+
+def test_bits_go_where_gradients_depend_on_them(monkeypatch):
+    stages = []
+    better = uneven_error(on_progress=lambda *stage: stages.append(stage))
+    assert [each for each in stages if each[0] == "measuring what gradients depend on"]
+    monkeypatch.setattr(_accuracy.AccuracyCheck, "_allocate_bits", lambda self, error: error)
+    uniform = uneven_error()
+    assert len(set(uniform.ways) - {"hold"}) < len(set(better.ways) - {"hold"})
+    assert better.gradient_error < 0.9 * uniform.gradient_error
+    assert better.predicted_peak_bytes <= better.budget_bytes
+
+
+def test_bits_that_help_nothing_are_taken_back(monkeypatch):
+    errors = iter([0.1, 0.2])
+    monkeypatch.setattr(
+        _accuracy.AccuracyCheck,
+        "_measure",
+        lambda self: next(errors),
+    )
+    assert uneven_error().gradient_error == 0.1
+
+
+def test_where_finer_forms_do_not_fit_bits_stay_the_same(monkeypatch, caplog):
+    def too_large(*args):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(_accuracy, "measure_sensitivity", too_large)
+    assert uneven_error().gradient_error > 0
+    assert "bits are the same for all tensors" in caplog.text
+
+
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf])
 def test_what_is_no_bound_is_refused(bound):
     with pytest.raises(UsageError, match="is no bound"):

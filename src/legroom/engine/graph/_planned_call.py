@@ -27,12 +27,18 @@ from legroom.capture import (
 )
 from legroom.engine.graph._executors import Executor
 from legroom.engine.graph._gradients import Delivery, refusing
-from legroom.engine.graph._split import split
+from legroom.engine.graph._split import PieceProbe, split
 from legroom.plan import Instruction, PieceProgram
+
+Probe = Callable[[int, str, int, Any], Any]
 
 
 class PlannedCall:
     """Calls a function with its pieces carried out as planned.
+
+    Args:
+        probe: Is called with the place of each tensor that is decoded (its piece, node, and place
+            among what that writes) and the tensor, and says what to use instead.
 
     Attributes:
         unplanned: Graphs that the plan did not know, and why: they keep everything.
@@ -48,6 +54,7 @@ class PlannedCall:
         executor: Executor,
         exactness: str,
         rewrites: tuple[Rewrite, ...] = (),
+        probe: Probe | None = None,
     ) -> None:
         self.unplanned: list[str] = []
         self.num_pieces = 0
@@ -58,6 +65,7 @@ class PlannedCall:
         self._executor = executor
         self._exactness = exactness
         self._rewrites = rewrites
+        self._probe = probe
         self._compiled = captured(function, self._backend)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,13 +123,26 @@ class PlannedCall:
             self.num_pieces += 1
         # With inputs that alias, AOTAutograd counts them otherwise: nothing is delivered.
         is_counted = num_inputs == len(code.primals) and self._executor.can_deliver
+        piece = source.piece if source is not None else -1
         return split(
             joint,
             code,
             program,
             num_forward_outputs=num_fwd_outputs,
             deliver=delivery.deliver if is_counted else None,
+            probe=_of_piece(self._probe, piece),
         )
+
+
+def _of_piece(probe: Probe | None, piece: int) -> PieceProbe | None:
+    if probe is None:
+        return None
+    whole = probe
+
+    def probed(node: str, place: int, value: Any) -> Any:  # fx wants something with a name
+        return whole(piece, node, place, value)
+
+    return probed
 
 
 def keep_everything(code: PieceCode) -> PieceProgram:

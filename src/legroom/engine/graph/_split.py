@@ -46,6 +46,7 @@ _BATCH_NORMS = (
 
 
 Deliver = Callable[[int, Any], Any]
+PieceProbe = Callable[[str, int, Any], Any]
 
 
 class MismatchError(LegroomError):
@@ -59,17 +60,20 @@ def split(
     *,
     num_forward_outputs: int,
     deliver: Deliver | None = None,
+    probe: PieceProbe | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a piece; see Note [Split].
 
     Args:
         deliver: Is called with the place of an input and its gradient as soon as that is made, and
             says what to hand on instead.
+        probe: Is called with a node, a place among what that writes, and what was decoded of it,
+            and says what to use instead.
 
     Raises:
         MismatchError: The program was made for another graph.
     """
-    return _Splitter(joint, code, program, num_forward_outputs, deliver).split()
+    return _Splitter(joint, code, program, num_forward_outputs, deliver, probe).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class _Splitter:
         program: PieceProgram,
         num_forward_outputs: int,
         deliver: Deliver | None,
+        probe: PieceProbe | None,
     ) -> None:
         self._joint = joint
         self._code = code
@@ -97,6 +102,7 @@ class _Splitter:
         self._forward_outputs = outputs[:num_forward_outputs]
         self._backward_outputs = outputs[num_forward_outputs:]
         self._deliver = deliver
+        self._probe = probe
         self._delivered: dict[int, fx.Node] = {}
         self._places = self._places_of_gradients()
         self._undelivered: list[int] = []
@@ -148,7 +154,7 @@ class _Splitter:
             if node is None:
                 raise MismatchError(f"a program runs {instruction.node}, which its graph lacks")
             if instruction.decoded is not None:
-                self._decode(self._written(instruction.node, instruction.decoded))
+                self._decode(instruction.node, instruction.decoded)
             elif instruction.is_rerun:
                 self._rerun(node)
             else:
@@ -247,8 +253,9 @@ class _Splitter:
             (*args, is_training, momentum, eps),
         )
 
-    def _decode(self, node: fx.Node) -> None:
+    def _decode(self, maker: str, place: int) -> None:
         """See Note [Split], rule 7."""
+        node = self._written(maker, place)
         form, value = self._encoded[node], node.meta["val"]
         name = f"{node.name}_{form.way.name}".replace("-", "_")
         held = self._held[node] = self._backward.placeholder(name)
@@ -258,6 +265,9 @@ class _Splitter:
             form.way.get, (held, *layout, *form.about)
         )
         made.meta = dict(node.meta)
+        if self._probe is not None:
+            self._env[node] = self._backward.call_function(self._probe, (maker, place, made))
+            self._env[node].meta = dict(node.meta)
 
     def _state_before(self, node: fx.Node) -> fx.Node:
         state = self._backward.placeholder(f"{node.name}_state")
