@@ -30,7 +30,7 @@ from benchmarks.reference import Reference
 from legroom.capture import capture_step
 from legroom.engine.graph import choose_executor
 from legroom.errors import InfeasibleBudgetError
-from legroom.plan import PlanOptions, planner_of
+from legroom.plan import PlanOptions, allowed_ways, planner_of
 
 WARMUP_STEPS = 2
 MEASURED_STEPS = 3
@@ -54,6 +54,8 @@ LOSSY = {
     "resnet50": {"2 bits": _TWO_BITS, "2 bits, eager": {**_TWO_BITS, "executor": "eager"}},
 }
 """What keeps far less where fewer bits are allowed; Inductor's kernels, and PyTorch's own."""
+LOSSY_FACTORS = {"gpt2": 25.0, "resnet50": 12.0}
+"""How many times less than plain the planner is to keep there."""
 _ROOMY = "90%"
 """Of the activations: there the recipe is measured and not the room for it."""
 _FINEST = 0.003
@@ -192,9 +194,20 @@ def measure_lossy(name: str) -> dict[str, Any]:
     """The same with fewer bits, compiled; how far gradients are off is in the reports."""
     recipes: dict[str, dict[str, Any]] = LOSSY.get(name, {"2 bits": _TWO_BITS})
 
+    factors = (LOSSY_FACTORS.get(name, 10.0),)
+
     def contestants(plain: Case, stash_bytes: int) -> dict[str, dict[str, Any]]:
+        without = choose_executor("inductor", "lossy").without
+        names = tuple(each for each in allowed_ways("lossy") if each not in without)
+        options = PlanOptions(exactness="lossy", ways=names)
+        shares = _shares_for(plain, stash_bytes, factors, options)
+        searched = {
+            f"planned, {executor}": {"activations": f"{share}%", "executor": executor}
+            for share in shares.values()
+            for executor in ("inductor", "eager")
+        }
         roomy = {"activations": _ROOMY, "executor": "inductor"}
-        return {key: {**roomy, **recipe} for key, recipe in recipes.items()}
+        return searched | {key: {**roomy, **recipe} for key, recipe in recipes.items()}
 
     return _measure_less(name, contestants, exactness="lossy")
 

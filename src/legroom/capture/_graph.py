@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
@@ -44,6 +44,7 @@ class TensorInfo:
         is_planned: Whether the plan decides how long it lives.
         line: The source line that made it, `"model.py:12"`; empty if unknown.
         module: Path of the module that made it, `"transformer.h.0.mlp"`; empty if none.
+        density: The share of its elements that are not zero, where that was measured.
     """
 
     index: int
@@ -57,6 +58,7 @@ class TensorInfo:
     is_planned: bool = False
     line: str = ""
     module: str = ""
+    density: float | None = None
 
 
 @final
@@ -148,6 +150,17 @@ class Graph:
             for op, (ms, is_measured, workspace_bytes) in zip(self.operations, times, strict=True)
         )
         return replace(self, operations=tuple(timed))
+
+    def with_densities(self, densities: Mapping[tuple[int, str, int], float]) -> Graph:
+        """The same graph with the density of some tensors: by piece, node, and place in writes."""
+        found = {
+            tensor: densities[op.piece, op.node, place]
+            for op in self.operations
+            for place, tensor in enumerate(op.writes)
+            if (op.piece, op.node, place) in densities
+        }
+        tensors = (replace(each, density=found.get(each.index)) for each in self.tensors)
+        return replace(self, tensors=tuple(tensors))
 
     @property
     def step_ms(self) -> float:

@@ -19,10 +19,9 @@ gradients, and, where the user set a bound, a plan within it. See Note [Accuracy
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -33,7 +32,7 @@ from torch.utils import _pytree as pytree
 from legroom import ways
 from legroom.capture import is_out_of_memory
 from legroom.engine._sensitivity import CoarseningProbe, in_fine_form, measure_sensitivity
-from legroom.engine._snapshot import remember_random
+from legroom.engine._snapshot import everything_put_back
 from legroom.engine._step_plan import cut_off, differentiated_outputs
 from legroom.engine.graph import PlannedCall
 from legroom.errors import GradientErrorBoundError, InfeasibleBudgetError
@@ -152,23 +151,18 @@ class AccuracyCheck:
                 call.forget()
         if not step_plan.allocate(sensitivity):
             return error
-        self._compile_again()
+        self._kind.follow_plan(self._owner)
         allocated = self._measure()
         if allocated <= error:
             return allocated
         step_plan.allocate({})
-        self._compile_again()
+        self._kind.follow_plan(self._owner)
         step_plan.gradient_error = error
         return error
 
     def _plan_with(self, names: tuple[str, ...]) -> None:
         self._kind.step_plan.use(replace(self._options, ways=names))
-        self._compile_again()
-
-    def _compile_again(self) -> None:
-        self._kind.forget()
-        self._kind.call = self._owner.compile(self._kind.step_plan)
-        self._owner.compile_again(self._kind.step_plan)
+        self._kind.follow_plan(self._owner)
 
     def _exact_gradients(self) -> list[list[torch.Tensor | None]]:
         """See Note [Accuracy], rule 1."""
@@ -189,7 +183,7 @@ class AccuracyCheck:
         """Of all parameters, for each seed."""
         args, kwargs = self._arguments
         found = []
-        with self._everything_put_back() as put_back:
+        with everything_put_back(self._module, self._parameters) as put_back:
             for seed in range(num_seeds):
                 put_back()
                 torch.manual_seed(seed)
@@ -197,28 +191,6 @@ class AccuracyCheck:
                 torch.autograd.backward(roots, [_gradient_for(root, seed) for root in roots])
                 found.append([param.grad for param in self._parameters])
         return found
-
-    @contextlib.contextmanager
-    def _everything_put_back(self) -> Iterator[Callable[[], None]]:
-        """See Note [Accuracy], rule 3. Yields what does so in between."""
-        gradients = [param.grad for param in self._parameters]
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
-        restore_random = remember_random()
-
-        def put_back() -> None:
-            for param in self._parameters:
-                param.grad = None
-            with torch.no_grad():
-                for buffer, kept in buffers:
-                    buffer.copy_(kept)
-            restore_random()
-
-        try:
-            yield put_back
-        finally:
-            put_back()
-            for param, gradient in zip(self._parameters, gradients, strict=True):
-                param.grad = gradient
 
 
 def _gradient_for(root: torch.Tensor, seed: int) -> torch.Tensor | None:

@@ -13,7 +13,8 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    runs them as they are once, and is planned again at its next call.
 # 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
 #    or somebody else's compilation run as they are, and are listed.
-#    A lossy plan's gradients are compared with exact ones first; see Note [Accuracy].
+#    How many elements are zero is measured first, see Note [Density]; and a lossy plan's gradients
+#    are compared with exact ones, see Note [Accuracy].
 # 4. The first steps are measured; of the very first, which compiles, only a large excess counts.
 #    Above the budget: what is beyond the prediction lies outside the plan. A budget that is a share
 #    is then one of a larger peak. What is still above is set aside and the step planned anew; after
@@ -49,6 +50,7 @@ from legroom.capture import (
 from legroom.engine._accuracy import AccuracyCheck, is_lossy
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
+from legroom.engine._density import DensityCheck, uses_sparse
 from legroom.engine._observer import FitObserver
 from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
 from legroom.engine._run_report import RunReport
@@ -59,14 +61,17 @@ from legroom.engine.graph import (
     Executor,
     PlannedCall,
     Probe,
+    Witness,
     choose_executor,
     guard,
 )
 from legroom.errors import UsageError
 from legroom.plan import OnProgress, PlanOptions, allowed_ways
+from legroom.ways import take_overflows
 
 _log = logging.getLogger("legroom")
 _MOST_PLANNED = 4
+_MOST_OVERFLOWS = 3
 _installed: weakref.WeakSet[Fitted] = weakref.WeakSet()
 
 
@@ -217,6 +222,7 @@ class Fitted:
         self._plan_of_step: StepPlan | None = None
         self._keys_of_step: set[CallKey] | None = None
         self._num_strays: Counter[CallKey] = Counter()
+        self._num_overflows: Counter[CallKey | None] = Counter()
         self._latest: PlannedKind | None = None
         self._is_busy = False
         self._left_plain: Counter[str] = Counter()
@@ -297,7 +303,7 @@ class Fitted:
                 self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
                 kind = kind or self._plan_kind(key, args, kwargs)
-                self._check_gradients(kind, args, kwargs)
+                self._measure_batch(kind, args, kwargs)
             self._latest = self._plans[key] = kind
             if is_due:
                 self.say(kind.accuracy)
@@ -314,10 +320,18 @@ class Fitted:
             self._is_busy = False
         if kind.unplanned and self._num_strays[key] < MOST_REPLANS:
             self._num_strays[key] += 1
-            self._plans.pop(key).forget()
-            watch.close()  # this step is not one that was planned
-            self.say("the model runs other operations than were planned: planning again")
+            self._plan_anew(key, "the model runs other operations than were planned")
+        elif uses_sparse(kind) and take_overflows():
+            self._num_overflows[key] += 1
+            self._plan_anew(key, "tensors have fewer zeros than when it was planned")
         return output
+
+    def _plan_anew(self, key: CallKey, why: str) -> None:
+        """This step is not one that was planned; the next is."""
+        self._plans.pop(key).forget()
+        if self._watch is not None:
+            self._watch.close()
+        self.say(f"{why}: planning again")
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
@@ -357,20 +371,20 @@ class Fitted:
         step = made_up_step(self._module, args, kwargs, self._find_optimizers())
         return PlannedKind(self, self._capture_and_plan(step), key)
 
-    def _check_gradients(
+    def _measure_batch(
         self, kind: PlannedKind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """See Note [Accuracy]."""
-        if is_lossy(kind):
-            parameters = [param for param in self._parameters() if param.requires_grad]
-            check = AccuracyCheck(
-                self, kind, self._options, (args, kwargs), self._module, parameters
-            )
-            self._is_busy = True
-            try:
-                check.run()
-            finally:
-                self._is_busy = False
+        """What a plan depends on beside shapes; see Note [Density] and Note [Accuracy]."""
+        parameters = [param for param in self._parameters() if param.requires_grad]
+        about = (self, kind, self._options, (args, kwargs), self._module, parameters)
+        self._is_busy = True
+        try:
+            if not kind.is_checked and self._num_overflows[kind.key] < _MOST_OVERFLOWS:
+                DensityCheck(*about).run()
+            if is_lossy(kind):
+                AccuracyCheck(*about).run()
+        finally:
+            self._is_busy = False
         kind.is_checked = True
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
@@ -416,11 +430,14 @@ class Fitted:
 
     # For the plans -------------------------------------------------------------------------------
 
-    def compile(self, step_plan: StepPlan, *, probe: Probe | None = None) -> Callable[..., Any]:
+    def compile(
+        self, step_plan: StepPlan, *, probe: Probe | None = None, witness: Witness | None = None
+    ) -> Callable[..., Any]:
         """What to call under a plan.
 
         Args:
             probe: See `PlannedCall`; only eager kernels can be interrupted by one.
+            witness: The same.
         """
         if not step_plan.programs:
             return self._plain
@@ -428,10 +445,11 @@ class Fitted:
             self._plain,
             step_plan.capture.sources,
             step_plan.programs,
-            executor=self._executor if probe is None else Eager(),
+            executor=self._executor if probe is None and witness is None else Eager(),
             exactness=self._options.exactness,
             rewrites=self._options.rewrites,
             probe=probe,
+            witness=witness,
         )
 
     def compile_again(self, step_plan: StepPlan) -> None:

@@ -69,6 +69,12 @@ class PlannedKind:
         self._num_readings = 0
         self.is_checked = False
 
+    def follow_plan(self, owner: Fitted) -> None:
+        """The plan has changed: compile it, for every kind of call under it."""
+        self.forget()
+        self.call = owner.compile(self.step_plan)
+        owner.compile_again(self.step_plan)
+
     def forget(self) -> None:
         """Let go of what was compiled."""
         if isinstance(self.call, PlannedCall):

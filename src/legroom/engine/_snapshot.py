@@ -6,10 +6,11 @@ they do not count as memory of the step.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import torch
@@ -147,3 +148,29 @@ def remember_random() -> Callable[[], None]:
             numpy.random.set_state(numpys)
 
     return restore
+
+
+@contextlib.contextmanager
+def everything_put_back(
+    module: nn.Module, parameters: Sequence[nn.Parameter]
+) -> Iterator[Callable[[], None]]:
+    """What steps on trial change beside the parameters is put back: gradients, buffers, random
+    states. Yields what does so in between, with gradients gone."""
+    gradients = [param.grad for param in parameters]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    restore_random = remember_random()
+
+    def put_back() -> None:
+        for param in parameters:
+            param.grad = None
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+        restore_random()
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+        for param, gradient in zip(parameters, gradients, strict=True):
+            param.grad = gradient

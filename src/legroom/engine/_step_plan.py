@@ -100,6 +100,20 @@ class StepPlan:
         other.plan, other.programs = _plan_within(other.planner, other.budget_bytes)
         return other
 
+    def use_densities(
+        self, densities: Mapping[Place, float], options: PlanOptions, *, least_gain_ms: float
+    ) -> bool:
+        """Plan again, now that it is known how many elements are zero; whether that pays."""
+        started = time.perf_counter()
+        capture = replace(self.capture, planned=self.capture.planned.with_densities(densities))
+        planner, _ = planner_of(capture, options)
+        plan, programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
+        self.planning_s += time.perf_counter() - started
+        if plan.added_ms > self.plan.added_ms - least_gain_ms or programs == self.programs:
+            return False
+        self.capture, self.planner, self.plan, self.programs = capture, planner, plan, programs
+        return True
+
     def allocate(self, sensitivity: Mapping[Place, float]) -> bool:
         """Put bits where gradients depend on them; whether that changes the plan."""
         before = self.programs

@@ -21,6 +21,7 @@ from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
 from legroom.ways._sign import Sign
 from legroom.ways._sketch import Sketch
+from legroom.ways._sparse import Sparse, density_of, take_overflows
 from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
 
 __all__ = [
@@ -49,11 +50,14 @@ __all__ = [
     "Saving",
     "Sign",
     "Sketch",
+    "Sparse",
+    "density_of",
     "get",
     "names",
     "pack_bits",
     "register",
     "select",
+    "take_overflows",
     "unpack_bits",
     "unregister",
 ]
@@ -67,6 +71,7 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Bits,
         Sign,
         Offsets,
+        Sparse,
         BFloat16,
         Float16,
         Float10,

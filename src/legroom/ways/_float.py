@@ -36,24 +36,21 @@ def _widened(
 
 
 def _define(name: str, kept: torch.dtype) -> tuple[Any, Any]:
-    """The two operations for a type of PyTorch's: block by block, and whole for compilers."""
+    """The two operations for a type of PyTorch's, block by block."""
     narrow = functools.partial(
         within,
         largest=torch.finfo(kept).max,
         infinity=math.nan if kept is torch.float8_e4m3fn else None,
     )
 
-    def whole(value: torch.Tensor) -> torch.Tensor:
-        return narrow(in_memory_order(value)).to(kept)
-
-    def by_blocks(value: torch.Tensor) -> torch.Tensor:
+    def put(value: torch.Tensor) -> torch.Tensor:
         flat = in_memory_order(value)
         held = torch.empty(flat.shape, dtype=kept, device=flat.device)
         for block, out in zip(flat.split(_BLOCK), held.split(_BLOCK), strict=True):  # type: ignore[no-untyped-call]
             out.copy_(narrow(block))
         return held
 
-    return define(name, by_blocks, _widened, functional_put=whole)
+    return define(name, put, _widened, num_held=torch.numel, held_dtype=kept)
 
 
 def _put_ten_bits(value: torch.Tensor) -> torch.Tensor:
@@ -67,11 +64,6 @@ def _put_ten_bits(value: torch.Tensor) -> torch.Tensor:
         first = count + start // 4
         held[first : first + packed.numel()] = packed
     return held
-
-
-def _put_ten_bits_functional(value: torch.Tensor) -> torch.Tensor:
-    codes = _ten_bits(in_memory_order(value))
-    return torch.cat([(codes & 0xFF).to(torch.uint8), _two_bits_packed(codes >> 8)])
 
 
 def _get_ten_bits(
@@ -160,7 +152,10 @@ class Float10(_AbstractFloat):
     error = 0.0133
     num_bits = 10
     put, get = define(
-        "float10", _put_ten_bits, _get_ten_bits, functional_put=_put_ten_bits_functional
+        "float10",
+        _put_ten_bits,
+        _get_ten_bits,
+        num_held=lambda value: _num_bytes(value.numel(), 10),
     )
 
 

@@ -152,7 +152,7 @@ def _unpacked(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def _define(num_bits: int) -> tuple[Any, Any]:
-    """The two operations: block by block, and whole for compilers."""
+    """The two operations, block by block."""
     width = _GROUP * num_bits // 8
 
     def parts(held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,7 +160,7 @@ def _define(num_bits: int) -> tuple[Any, Any]:
         codes, about = held[: num_groups * width], held[num_groups * width :]
         return codes.view(num_groups, width), about.view(torch.float32).view(num_groups, 2)
 
-    def by_blocks(value: torch.Tensor) -> torch.Tensor:
+    def put(value: torch.Tensor) -> torch.Tensor:
         flat = in_memory_order(value)
         num_groups = -(-flat.numel() // _GROUP)
         held = torch.empty(num_groups * (width + 8), dtype=torch.uint8, device=flat.device)
@@ -174,14 +174,6 @@ def _define(num_bits: int) -> tuple[Any, Any]:
             about[first : first + _ROWS] = numbers
         return held
 
-    def whole(value: torch.Tensor) -> torch.Tensor:
-        flat = in_memory_order(value)
-        rows = rows_of(flat)
-        noise = torch.ops.legroom.rounding_noise(flat)
-        noise = noise.repeat(-(-rows.shape[0] // _OWN_NOISE), 1)[: rows.shape[0]]
-        made, numbers = _encode(rows, noise, num_bits)
-        return torch.cat([_packed(made, num_bits).view(-1), numbers.view(-1).view(torch.uint8)])
-
     def get(
         held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
@@ -194,16 +186,10 @@ def _define(num_bits: int) -> tuple[Any, Any]:
             out.copy_(values.view(-1)[: out.numel()])
         return flat.as_strided(size, stride)
 
-    def get_whole(
-        held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        codes, about = parts(held)
-        values = _decode(_unpacked(codes, num_bits), about, num_bits)
-        return values.view(-1)[: math.prod(size)].to(dtype).as_strided(size, stride)
+    def num_held(value: torch.Tensor) -> int:
+        return -(-value.numel() // _GROUP) * (width + 8)
 
-    return define(
-        f"integer{num_bits}", by_blocks, get, functional_put=whole, functional_get=get_whole
-    )
+    return define(f"integer{num_bits}", put, get, num_held=num_held)
 
 
 class _AbstractInteger(AbstractEncoding):

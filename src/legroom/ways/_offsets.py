@@ -120,12 +120,6 @@ def _put(value: torch.Tensor, about: Sequence[int]) -> torch.Tensor:
     return _packed(in_memory_order(codes), about[0])
 
 
-def _put_functional(value: torch.Tensor, about: Sequence[int]) -> torch.Tensor:
-    codes = _codes(value, about).to(_CODE[about[0]])
-    laid = torch.empty_strided(value.shape, value.stride(), dtype=codes.dtype, device=codes.device)
-    return _packed(in_memory_order(laid.copy_(codes)), about[0])
-
-
 def _get(
     held: torch.Tensor,
     size: Sequence[int],
@@ -140,18 +134,6 @@ def _get(
     for row, out in zip(codes.split(1), index.split(1), strict=True):  # type: ignore[no-untyped-call]
         out.copy_(_indices(row, row.shape, about))
     return index
-
-
-def _get_functional(
-    held: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    about: Sequence[int],
-) -> torch.Tensor:
-    codes = _unpacked(held, math.prod(size), about[0]).as_strided(size, stride)
-    index = torch.empty_strided(size, stride, dtype=dtype, device=held.device)
-    return index.copy_(_indices(codes, size, about))
 
 
 @final
@@ -169,8 +151,7 @@ class Offsets(AbstractEncoding):
         _put,
         _get,
         about=", int[] about",
-        functional_put=_put_functional,
-        functional_get=_get_functional,
+        num_held=lambda value, about: -(-value.numel() * about[0] // 8),
     )
 
     @classmethod

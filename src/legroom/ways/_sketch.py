@@ -56,10 +56,15 @@ LIBRARY.impl(
 )
 
 
+def _num_held(count: int) -> int:
+    """The seed, and the sums of each group."""
+    return 8 + -(-count // _GROUP) * _KEPT * 4
+
+
 def _put(value: torch.Tensor) -> torch.Tensor:
     flat = in_memory_order(value)
     num_groups = -(-flat.numel() // _GROUP)
-    held = torch.empty(8 + num_groups * _KEPT * 4, dtype=torch.uint8, device=flat.device)
+    held = torch.empty(_num_held(flat.numel()), dtype=torch.uint8, device=flat.device)
     held[:8] = _seed(flat)
     signs = torch.ops.legroom.sketch_signs(held[:8])
     sums = held[8:].view(torch.float32).view(num_groups, _KEPT)
@@ -67,13 +72,6 @@ def _put(value: torch.Tensor) -> torch.Tensor:
         rows = rows_of(flat[first * _GROUP : (first + _BLOCK) * _GROUP])
         sums[first : first + _BLOCK] = rows @ signs
     return held
-
-
-def _put_functional(value: torch.Tensor) -> torch.Tensor:
-    flat = in_memory_order(value)
-    seed = _seed(flat)
-    sums = rows_of(flat) @ torch.ops.legroom.sketch_signs(seed)
-    return torch.cat([seed, sums.view(-1).view(torch.uint8)])
 
 
 def _get(
@@ -88,15 +86,6 @@ def _get(
     return flat.as_strided(size, stride)
 
 
-def _get_functional(
-    held: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    signs = torch.ops.legroom.sketch_signs(held[:8].clone()).t()
-    sums = held[8:].clone().view(torch.float32).view(-1, _KEPT)
-    values: torch.Tensor = (sums @ signs).view(-1)[: math.prod(size)]
-    return values.to(dtype).as_strided(size, stride)
-
-
 @final
 class Sketch(AbstractEncoding):
     """A random projection; see Note [Sketch]."""
@@ -108,9 +97,7 @@ class Sketch(AbstractEncoding):
     costs = "a quarter of the bytes of float32; right on average, and extremely noisy"
     error = 2.0
     readers_only = True
-    put, get = define(
-        "sketch", _put, _get, functional_put=_put_functional, functional_get=_get_functional
-    )
+    put, get = define("sketch", _put, _get, num_held=lambda value: _num_held(value.numel()))
 
     @classmethod
     def held_bytes(cls, tensor: TensorInfo) -> int | None:
@@ -118,7 +105,7 @@ class Sketch(AbstractEncoding):
         dtype: Any = getattr(torch, tensor.dtype)
         if not dtype.is_floating_point or not tensor.num_bytes:
             return None
-        held_bytes = 8 + -(-(tensor.num_bytes // dtype.itemsize) // _GROUP) * _KEPT * 4
+        held_bytes = _num_held(tensor.num_bytes // dtype.itemsize)
         return held_bytes if held_bytes < tensor.num_bytes else None
 
     @classmethod

@@ -2,13 +2,14 @@
 
 from legroom.engine.graph._executors import Eager, Executor, choose_executor
 from legroom.engine.graph._gradients import guard, is_distributed
-from legroom.engine.graph._planned_call import PlannedCall, Probe
+from legroom.engine.graph._planned_call import PlannedCall, Probe, Witness
 
 __all__ = [
     "Eager",
     "Executor",
     "PlannedCall",
     "Probe",
+    "Witness",
     "choose_executor",
     "guard",
     "is_distributed",

@@ -69,7 +69,7 @@ class Inductor(Executor):
     name = "inductor"
     exactness = Exactness.ROUNDING
     can_deliver = False
-    without = ("replay",)
+    without = ("replay", "sparse")
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What Inductor makes of the graph, after its decompositions; random numbers are eager's.

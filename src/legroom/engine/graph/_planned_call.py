@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import fx
 
@@ -27,10 +28,24 @@ from legroom.capture import (
 )
 from legroom.engine.graph._executors import Executor
 from legroom.engine.graph._gradients import Delivery, refusing
-from legroom.engine.graph._split import PieceProbe, split
-from legroom.plan import Instruction, PieceProgram
+from legroom.engine.graph._split import PieceProbe, PieceWitness, split
+from legroom.plan import Instruction, PieceProgram, Place
 
 Probe = Callable[[int, str, int, Any], Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Is shown what forward makes.
+
+    Attributes:
+        places: Of what it wants to see: piece, node, and place among what that writes.
+        see: Is called with the place and the tensor.
+    """
+
+    places: frozenset[Place]
+    see: Callable[[Place, Any], None]
 
 
 class PlannedCall:
@@ -39,13 +54,14 @@ class PlannedCall:
     Args:
         probe: Is called with the place of each tensor that is decoded (its piece, node, and place
             among what that writes) and the tensor, and says what to use instead.
+        witness: Is shown what forward makes.
 
     Attributes:
         unplanned: Graphs that the plan did not know, and why: they keep everything.
         num_pieces: Pieces that run as planned.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a call depends on
         self,
         function: Callable[..., Any],
         sources: tuple[SourceInfo, ...],
@@ -55,6 +71,7 @@ class PlannedCall:
         exactness: str,
         rewrites: tuple[Rewrite, ...] = (),
         probe: Probe | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.unplanned: list[str] = []
         self.num_pieces = 0
@@ -66,6 +83,7 @@ class PlannedCall:
         self._exactness = exactness
         self._rewrites = rewrites
         self._probe = probe
+        self._witness = witness
         self._compiled = captured(function, self._backend)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,11 +148,12 @@ class PlannedCall:
             program,
             num_forward_outputs=num_fwd_outputs,
             deliver=delivery.deliver if is_counted else None,
-            probe=_of_piece(self._probe, piece),
+            probe=_probe_of(self._probe, piece),
+            witness=_witness_of(self._witness, piece),
         )
 
 
-def _of_piece(probe: Probe | None, piece: int) -> PieceProbe | None:
+def _probe_of(probe: Probe | None, piece: int) -> PieceProbe | None:
     if probe is None:
         return None
     whole = probe
@@ -143,6 +162,18 @@ def _of_piece(probe: Probe | None, piece: int) -> PieceProbe | None:
         return whole(piece, node, place, value)
 
     return probed
+
+
+def _witness_of(witness: Witness | None, piece: int) -> PieceWitness | None:
+    if witness is None:
+        return None
+    see = witness.see
+
+    def seen(node: str, place: int, value: Any) -> None:
+        see((piece, node, place), value)
+
+    places = frozenset((node, place) for number, node, place in witness.places if number == piece)
+    return PieceWitness(places, seen)
 
 
 def keep_everything(code: PieceCode) -> PieceProgram:

@@ -26,7 +26,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import fx
@@ -49,6 +49,20 @@ Deliver = Callable[[int, Any], Any]
 PieceProbe = Callable[[str, int, Any], Any]
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class PieceWitness:
+    """Is shown what forward makes.
+
+    Attributes:
+        places: Nodes, and places among what they write, of what it wants to see.
+        see: Is called with both and the tensor.
+    """
+
+    places: frozenset[tuple[str, int]]
+    see: Callable[[str, int, Any], None]
+
+
 class MismatchError(LegroomError):
     """A program does not belong to the graph: it names what is not there."""
 
@@ -61,6 +75,7 @@ def split(
     num_forward_outputs: int,
     deliver: Deliver | None = None,
     probe: PieceProbe | None = None,
+    witness: PieceWitness | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward of a piece; see Note [Split].
 
@@ -69,11 +84,12 @@ def split(
             says what to hand on instead.
         probe: Is called with a node, a place among what that writes, and what was decoded of it,
             and says what to use instead.
+        witness: Is shown what forward makes.
 
     Raises:
         MismatchError: The program was made for another graph.
     """
-    return _Splitter(joint, code, program, num_forward_outputs, deliver, probe).split()
+    return _Splitter(joint, code, program, num_forward_outputs, deliver, probe, witness).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,7 @@ class _Splitter:
         num_forward_outputs: int,
         deliver: Deliver | None,
         probe: PieceProbe | None,
+        witness: PieceWitness | None,
     ) -> None:
         self._joint = joint
         self._code = code
@@ -103,6 +120,7 @@ class _Splitter:
         self._backward_outputs = outputs[num_forward_outputs:]
         self._deliver = deliver
         self._probe = probe
+        self._witness = witness
         self._delivered: dict[int, fx.Node] = {}
         self._places = self._places_of_gradients()
         self._undelivered: list[int] = []
@@ -348,6 +366,7 @@ class _Splitter:
         needed = self._needed_in_forward([*checked, *unchecked, *self._held])
         due = self._due_after(needed)
         held: dict[fx.Node, fx.Node] = {}
+        shown = self._shown()
         for node in self._joint.graph.nodes:
             if node.op == "placeholder" and not is_tangent(node):
                 env[node] = graph.node_copy(node)
@@ -365,6 +384,8 @@ class _Splitter:
                 states[node] = graph.call_function(random_state, (str(_device_of(node)),))
                 states[node].meta["val"] = self._states[node].meta["val"]
             env[node] = graph.node_copy(node, env.__getitem__)
+            if self._witness is not None and node in shown:
+                graph.call_function(self._witness.see, (*shown[node], env[node]))
             for encoded in due.get(node, ()):
                 form = self._encoded[encoded]
                 held[encoded] = graph.call_function(form.way.put, (env[encoded], *form.about))
@@ -379,6 +400,12 @@ class _Splitter:
         graph.output(returned)
         _copy_output_meta(self._joint.graph, graph, self._forward_outputs)
         return _module(self._joint, graph, "legroom_forward")
+
+    def _shown(self) -> dict[fx.Node, tuple[str, int]]:
+        """What is shown to the witness."""
+        if self._witness is None:
+            return {}
+        return {self._written(*where): where for where in self._witness.places}
 
     def _due_after(self, needed: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
         """What is to be encoded after each node of forward: its last reader, or itself."""

@@ -54,8 +54,13 @@ class Gist(_AbstractEncoded):
 
     name = "gist"
     summary = "keep everything that backward reads, masks with a bit, indices with a few"
-    origin = "Gist 2018, lossless (without its sparse storage)"
-    forms = (("offsets", "sign", "bits"), ("bits", "sign", "offsets"), ("bits", "offsets", "sign"))
+    origin = "Gist 2018, lossless"
+    forms = (
+        ("bits", "sign", "offsets", "sparse"),
+        ("offsets", "sign", "bits"),
+        ("bits", "sign", "offsets"),
+        ("bits", "offsets", "sign"),
+    )
 
 
 @final
