@@ -29,7 +29,7 @@ from benchmarks.processes import answer_of, one_line
 from benchmarks.reference import Reference
 from legroom.capture import capture_step
 from legroom.engine.graph import choose_executor
-from legroom.errors import InfeasibleBudgetError
+from legroom.errors import InfeasibleBudgetError, LegroomError
 from legroom.plan import PlanOptions, allowed_ways, planner_of
 
 WARMUP_STEPS = 2
@@ -223,19 +223,32 @@ def _measure_less(
     for _ in range(WARMUP_STEPS):
         plain.step()
     stash = {"plain": legroom.profile(plain.step, warmup=0).largest_stash_bytes}
-    runs, handles = {"plain": plain}, {}
+    runs: dict[str, Case] = {"plain": plain}
+    handles, failed = {}, {}
     for key, options in contestants(plain, stash["plain"]).items():
-        case = runs[key] = cases.build(name)
+        case = cases.build(name)
         for _ in range(WARMUP_STEPS):
             case.step()
-        handles[key] = fit_case(case, exactness=exactness, **options)
-        for _ in range(MEASURED_STEPS):
-            case.step()
+        handle = fit_case(case, exactness=exactness, **options)
+        try:
+            for _ in range(MEASURED_STEPS):
+                case.step()
+        except LegroomError as error:  # a row, not the end of the benchmark
+            handle.undo()
+            failed[key] = one_line(error)
+            continue
+        runs[key], handles[key] = case, handle
     times = interleaved({each: case.step for each, case in runs.items()})
     reports = {each: handle.report().to_dict() for each, handle in handles.items()}
     for key in handles:
         stash[key] = legroom.profile(runs[key].step, warmup=0).largest_stash_bytes
-    return {"times_ms": times, "stash": stash, "reports": reports, "exactness": exactness}
+    return {
+        "times_ms": times,
+        "stash": stash,
+        "reports": reports,
+        "exactness": exactness,
+        "failed": failed,
+    }
 
 
 def _shares_for(

@@ -13,8 +13,8 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    runs them as they are once, and is planned again at its next call.
 # 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
 #    or somebody else's compilation run as they are, and are listed.
-#    How many elements are zero is measured first, see Note [Density]; and a lossy plan's gradients
-#    are compared with exact ones, see Note [Accuracy].
+#    How many elements are zero is seen in the first call, see Note [Density]. A lossy plan's
+#    gradients are compared with exact ones before it, see Note [Accuracy].
 # 4. The first steps are measured; of the very first, which compiles, only a large excess counts.
 #    Above the budget: what is beyond the prediction lies outside the plan. A budget that is a share
 #    is then one of a larger peak. What is still above is set aside and the step planned anew; after
@@ -50,7 +50,7 @@ from legroom.capture import (
 from legroom.engine._accuracy import AccuracyCheck, is_lossy
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
-from legroom.engine._density import DensityCheck, uses_sparse
+from legroom.engine._density import uses_sparse
 from legroom.engine._observer import FitObserver
 from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
 from legroom.engine._run_report import RunReport
@@ -298,11 +298,13 @@ class Fitted:
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
         is_due = kind is not None and kind.is_due(self._options.check_every)
-        if kind is None or not kind.is_checked or is_due:
+        was_watched = kind is not None and kind.density_watch is not None
+        if kind is None or not kind.is_checked or is_due or was_watched:
             if self._watch is not None:
                 self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
                 kind = kind or self._plan_kind(key, args, kwargs)
+                kind.use_density(self, self._options)
                 self._measure_batch(kind, args, kwargs)
             self._latest = self._plans[key] = kind
             if is_due:
@@ -374,17 +376,19 @@ class Fitted:
     def _measure_batch(
         self, kind: PlannedKind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """What a plan depends on beside shapes; see Note [Density] and Note [Accuracy]."""
-        parameters = [param for param in self._parameters() if param.requires_grad]
-        about = (self, kind, self._options, (args, kwargs), self._module, parameters)
-        self._is_busy = True
-        try:
-            if not kind.is_checked and self._num_overflows[kind.key] < _MOST_OVERFLOWS:
-                DensityCheck(*about).run()
-            if is_lossy(kind):
-                AccuracyCheck(*about).run()
-        finally:
-            self._is_busy = False
+        """What a plan depends on beside shapes; see Note [Accuracy] and Note [Density]."""
+        if is_lossy(kind):
+            parameters = [param for param in self._parameters() if param.requires_grad]
+            check = AccuracyCheck(
+                self, kind, self._options, (args, kwargs), self._module, parameters
+            )
+            self._is_busy = True
+            try:
+                check.run()
+            finally:
+                self._is_busy = False
+        elif not kind.num_calls and self._num_overflows[kind.key] < _MOST_OVERFLOWS:
+            kind.watch_density(self, self._options)
         kind.is_checked = True
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:

@@ -10,11 +10,13 @@ import weakref
 from typing import TYPE_CHECKING, final
 
 from legroom.engine._call_key import CallKey
+from legroom.engine._density import DensityWatch, density_watch
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan
 from legroom.engine.graph import PlannedCall
 from legroom.errors import BudgetExceededError, InfeasibleBudgetError
 from legroom.meter import PeakReading
+from legroom.plan import PlanOptions
 from legroom.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class PlannedKind:
     Attributes:
         key: What calls it was planned for; None where the plan is that of a larger kind.
         is_checked: Whether it is known how far its gradients are off, or they are exact.
+        density_watch: What watches its first call; see Note [Density].
         num_calls: How often it was called.
     """
 
@@ -39,6 +42,7 @@ class PlannedKind:
         self.step_plan = step_plan
         self.key = key
         self.is_checked = False
+        self.density_watch: DensityWatch | None = None
         self.num_calls = 0
         self._owner = weakref.proxy(owner)
         self.call = owner.compile(step_plan)
@@ -74,6 +78,19 @@ class PlannedKind:
         self.forget()
         self.call = owner.compile(self.step_plan)
         owner.compile_again(self.step_plan)
+
+    def watch_density(self, owner: Fitted, options: PlanOptions) -> None:
+        """Have the first call watched, where that can pay."""
+        self.density_watch = density_watch(self, options)
+        if self.density_watch is not None:
+            self.forget()
+            self.call = owner.compile(self.step_plan, witness=self.density_watch.witness)
+
+    def use_density(self, owner: Fitted, options: PlanOptions) -> None:
+        """The first call was watched: plan again where that pays."""
+        watch, self.density_watch = self.density_watch, None
+        if watch is not None and watch.end(self.step_plan, options):
+            self.follow_plan(owner)
 
     def forget(self) -> None:
         """Let go of what was compiled."""

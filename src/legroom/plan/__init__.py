@@ -24,6 +24,7 @@ from legroom.plan._plan import (
     SweepPoint,
 )
 from legroom.plan._planner import Planner, simulate_plain
+from legroom.plan._problem import Problem
 from legroom.plan._program import Instruction, PieceProgram
 from legroom.plan._report import OnProgress, build_report, planner_of, with_times
 from legroom.plan._scripted import plan_script
@@ -44,6 +45,7 @@ __all__ = [
     "PlanReport",
     "Planner",
     "PresetPoint",
+    "Problem",
     "SweepPoint",
     "allowed_ways",
     "build_report",

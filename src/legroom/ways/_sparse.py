@@ -49,7 +49,7 @@ def density_of(value: torch.Tensor) -> float | None:
     """The share of elements that are not zero; None for what cannot be held sparsely."""
     if not value.is_floating_point() or value.dtype.itemsize not in _BITS_OF or not value.numel():
         return None
-    found = torch.count_nonzero(_bits_of(value.reshape(-1)))
+    found = torch.count_nonzero(_bits_of(in_memory_order(value)))
     return float(found) / value.numel()
 
 
