@@ -198,7 +198,10 @@ def measure_lossy(name: str) -> dict[str, Any]:
 
     def contestants(plain: Case, stash_bytes: int) -> dict[str, dict[str, Any]]:
         shares = _shares_for(plain, stash_bytes, factors, PlanOptions(exactness="lossy"))
-        planned = {"planned, eager": {"activations": f"{share}%"} for share in shares.values()}
+        planned = {
+            f"planned for {factor}, eager": {"activations": f"{share}%"}
+            for factor, share in shares.items()
+        }
         roomy = {"activations": _ROOMY, "executor": "inductor"}
         return planned | {key: {**roomy, **recipe} for key, recipe in recipes.items()}
 
