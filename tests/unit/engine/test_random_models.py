@@ -29,6 +29,7 @@ from legroom.plan import with_times
 from legroom.plan._problem import Choice, Problem, build_problem
 from legroom.plan._program import programs_of
 from legroom.plan._search import Search
+from legroom.plan._simulate import NEVER_FITS
 from tests.unit.engine.random_models import Recipe, Training, build, recipes
 from tests.unit.engine.training import Seen, bytes_of, state_of
 
@@ -122,6 +123,15 @@ def random_choice(problem: Problem, rng: random.Random) -> Choice:
     return Choice(tuple(options), picked_variants)
 
 
+def possible_choice(search: Search, rng: random.Random) -> tuple[Choice, int]:
+    """Not one that would make something from what serves its readers only."""
+    while True:
+        choice = random_choice(search.problem, rng)
+        peak_bytes = search.simulator.run(choice).peak_bytes
+        if peak_bytes < NEVER_FITS:
+            return choice, peak_bytes
+
+
 def fresh_start(recipe: Recipe, training: Training) -> None:
     """Weights, buffers, optimizer and random numbers as they were when it was built."""
     training.model.load_state_dict(build(recipe).model.state_dict())
@@ -161,8 +171,7 @@ def check_choices(recipe: Recipe, num_choices: int) -> None:
     problem = build_problem(planned, ways.select(), variants.select())
     search, rng = Search(problem), random.Random(recipe.seed)
     for _ in range(num_choices):
-        choice = random_choice(problem, rng)
-        predicted = search.simulator.run(choice).peak_bytes
+        choice, predicted = possible_choice(search, rng)
         call = PlannedCall(
             own_call(target),
             capture.sources,
