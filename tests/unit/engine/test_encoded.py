@@ -199,7 +199,9 @@ def test_indices_of_poolings_are_held_in_few_bits():
         pooled(), pooled_gradients, is_remade=False, budget="floor", ways=["offsets"]
     )
     assert "offsets" in handle.report().ways
-    check_prediction(handle, rel=0.01)
+    # Where a convolution's gradient takes much scratch memory, the peak is at the first one: there
+    # the loop's loss has let go of what the made-up step still holds.
+    check_prediction(handle, rel=0.07)
 
 
 @pytest.mark.slow
