@@ -81,11 +81,13 @@ class DensityWatch:
         if density is not None:  # of several calls of a piece, the densest
             self._found[place] = max(density, self._found.get(place, 0.0))
 
-    def end(self, step_plan: StepPlan, options: PlanOptions) -> bool:
-        """Plan again where that pays; whether it does."""
+    def end(self) -> bool:
+        """Look no more; whether anything had many zeros."""
         self._is_over = True
-        densities = {place: share for place, share in self._found.items() if share < _SPARSE}
+        self._found = {place: share for place, share in self._found.items() if share < _SPARSE}
+        return bool(self._found)
+
+    def plan_again(self, step_plan: StepPlan, options: PlanOptions) -> bool:
+        """Plan with what was found; whether that pays."""
         gain_ms = _WORTH * step_plan.planner.problem.step_ms
-        return bool(densities) and step_plan.use_densities(
-            densities, options, least_gain_ms=gain_ms
-        )
+        return step_plan.use_densities(self._found, options, least_gain_ms=gain_ms)

@@ -298,18 +298,18 @@ class Fitted:
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
         is_due = kind is not None and kind.is_due(self._options.check_every)
-        was_watched = kind is not None and kind.density_watch is not None
-        if kind is None or not kind.is_checked or is_due or was_watched:
+        has_seen_zeros = kind is not None and kind.has_seen_zeros()
+        if kind is None or not kind.is_checked or is_due or has_seen_zeros:
             if self._watch is not None:
                 self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
                 kind = kind or self._plan_kind(key, args, kwargs)
-                kind.use_density(self, self._options)
+                is_same = has_seen_zeros and not kind.use_density(self, self._options)
                 self._measure_batch(kind, args, kwargs)
             self._latest = self._plans[key] = kind
             if is_due:
                 self.say(kind.accuracy)
-            else:
+            elif not is_same:
                 self._observer.planned(self)
         self._latest = kind
         kind.num_calls += 1

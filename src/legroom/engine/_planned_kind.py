@@ -86,11 +86,19 @@ class PlannedKind:
             self.forget()
             self.call = owner.compile(self.step_plan, witness=self.density_watch.witness)
 
-    def use_density(self, owner: Fitted, options: PlanOptions) -> None:
-        """The first call was watched: plan again where that pays."""
+    def has_seen_zeros(self) -> bool:
+        """Whether the first call was watched, and showed tensors with many zeros."""
+        if self.density_watch is not None and not self.density_watch.end():
+            self.density_watch = None
+        return self.density_watch is not None
+
+    def use_density(self, owner: Fitted, options: PlanOptions) -> bool:
+        """Plan again with what the first call has shown; whether that pays."""
         watch, self.density_watch = self.density_watch, None
-        if watch is not None and watch.end(self.step_plan, options):
-            self.follow_plan(owner)
+        if watch is None or not watch.plan_again(self.step_plan, options):
+            return False
+        self.follow_plan(owner)
+        return True
 
     def forget(self) -> None:
         """Let go of what was compiled."""

@@ -226,7 +226,9 @@ class FittedScript:
             if name not in self._promises:
                 self._on_event(RunEvent("planned", report))
             else:
-                self._on_event(RunEvent("note", text=f"{name}: planned for other shapes as well"))
+                self._on_event(
+                    RunEvent("note", text=f"{name}: planned for other shapes or numbers as well")
+                )
             self._promises[name] = _Promise(self._num_steps, report.replans)
             if self._limit is not None:
                 self._limit.apply(report.budget_bytes)
