@@ -56,12 +56,12 @@ def _places(problem: Problem) -> frozenset[Place]:
     """Of numbers that there is a choice for."""
     found = set()
     for candidate in problem.candidates:
-        op = problem.graph.operations[candidate.producer]
+        place = problem.place_of(candidate)
         tensor = problem.graph.tensors[candidate.tensor]
         dtype = getattr(torch, tensor.dtype, None)
         is_number = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-        if op.piece >= 0 and is_number and candidate.num_bytes >= _SMALLEST:
-            found.add((op.piece, op.node, op.writes.index(candidate.tensor)))
+        if place is not None and is_number and candidate.num_bytes >= _SMALLEST:
+            found.add(place)
     return frozenset(found)
 
 

@@ -298,7 +298,7 @@ class Fitted:
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
         is_due = kind is not None and kind.is_due(self._options.check_every)
-        has_seen_zeros = kind is not None and kind.has_seen_zeros()
+        has_seen_zeros = kind is not None and kind.end_density_watch()
         if kind is None or not kind.is_checked or is_due or has_seen_zeros:
             if self._watch is not None:
                 self._watch.close()  # planning is no part of the step that is being measured
@@ -323,7 +323,7 @@ class Fitted:
         if kind.unplanned and self._num_strays[key] < MOST_REPLANS:
             self._num_strays[key] += 1
             self._plan_anew(key, "the model runs other operations than were planned")
-        elif uses_sparse(kind) and take_overflows():
+        elif take_overflows() and uses_sparse(kind):
             self._num_overflows[key] += 1
             self._plan_anew(key, "tensors have fewer zeros than when it was planned")
         return output

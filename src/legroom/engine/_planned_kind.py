@@ -86,8 +86,8 @@ class PlannedKind:
             self.forget()
             self.call = owner.compile(self.step_plan, witness=self.density_watch.witness)
 
-    def has_seen_zeros(self) -> bool:
-        """Whether the first call was watched, and showed tensors with many zeros."""
+    def end_density_watch(self) -> bool:
+        """Look no more; whether the first call was watched, and showed tensors with many zeros."""
         if self.density_watch is not None and not self.density_watch.end():
             self.density_watch = None
         return self.density_watch is not None

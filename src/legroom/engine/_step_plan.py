@@ -107,8 +107,12 @@ class StepPlan:
         started = time.perf_counter()
         capture = replace(self.capture, planned=self.capture.planned.with_densities(densities))
         planner, _ = planner_of(capture, options)
-        plan, programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
-        self.planning_s += time.perf_counter() - started
+        try:
+            plan, programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
+        except InfeasibleBudgetError:  # this search found less than the first; that plan still fits
+            return False
+        finally:
+            self.planning_s += time.perf_counter() - started
         if plan.added_ms > self.plan.added_ms - least_gain_ms or programs == self.programs:
             return False
         self.capture, self.planner, self.plan, self.programs = capture, planner, plan, programs

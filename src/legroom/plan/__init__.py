@@ -3,7 +3,7 @@
 In goes a captured graph with times; out comes a `PlanReport`. Nothing of the model runs here.
 """
 
-from legroom.plan._allocate import Adjustable, Place
+from legroom.plan._allocate import Adjustable
 from legroom.plan._budget import Budget, parse_activations, parse_budget
 from legroom.plan._callable import plan, stage_of
 from legroom.plan._options import (
@@ -24,7 +24,7 @@ from legroom.plan._plan import (
     SweepPoint,
 )
 from legroom.plan._planner import Planner, simulate_plain
-from legroom.plan._problem import Problem
+from legroom.plan._problem import Place, Problem
 from legroom.plan._program import Instruction, PieceProgram
 from legroom.plan._report import OnProgress, build_report, planner_of, with_times
 from legroom.plan._scripted import plan_script

@@ -24,13 +24,11 @@ from dataclasses import dataclass
 from typing import final
 
 from legroom import ways
-from legroom.plan._problem import Candidate, Choice, Option, Problem
+from legroom.plan._problem import Candidate, Choice, Option, Place, Problem
 from legroom.plan._search import Entry, Search
 from legroom.plan._simulate import Trace
 from legroom.ways import Exactness
 
-Place = tuple[int, str, int]
-"""Of a tensor in the program: the piece, the node that makes it, its place in what that writes."""
 _MOST_TIME = 0.02
 """Of the step, so much more time may it take."""
 _MUCH_SLOWER = 1.5
@@ -61,9 +59,8 @@ def adjustables(search: Search, choice: Choice) -> list[Adjustable]:
     found: dict[Place, Adjustable] = {}
     for number in sorted(trace.put):
         index, candidate = choice.options[number], problem.candidates[number]
-        op = problem.graph.operations[candidate.producer]
-        if op.piece >= 0 and _is_adjustable(candidate.options[index]):
-            place = (op.piece, op.node, op.writes.index(candidate.tensor))
+        place = problem.place_of(candidate)
+        if place is not None and _is_adjustable(candidate.options[index]):
             forms = tuple(
                 candidate.options[each].way
                 for each in _ladder(candidate, index)

@@ -22,12 +22,12 @@ from typing import final
 from legroom.capture import STATE, Graph, Kind, Phase
 from legroom.errors import InfeasibleBudgetError, UsageError
 from legroom.plan import presets, solvers
-from legroom.plan._allocate import Adjustable, Place, adjustables, with_least_error
+from legroom.plan._allocate import Adjustable, adjustables, with_least_error
 from legroom.plan._budget import Budget
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._order import reordered
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
-from legroom.plan._problem import Choice, Problem, build_problem, kinds_at
+from legroom.plan._problem import Choice, Place, Problem, build_problem, kinds_at
 from legroom.plan._program import PieceProgram, programs_of
 from legroom.plan._search import Archive, Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach

@@ -31,6 +31,8 @@ from legroom.capture import Graph, Kind, OperationInfo, Phase, TensorInfo
 from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay, Hold, RunCost, Saving
 
+Place = tuple[int, str, int]
+"""Of a tensor in the programs: the piece, the node that makes it, its place in what that writes."""
 _AS_LARGE = 1.02
 _FAR_LESS = 0.1
 
@@ -110,6 +112,11 @@ class Problem:
     candidate_of: dict[int, int]
     last_use: dict[int, int]
     tied: tuple[tuple[int, ...], ...]
+
+    def place_of(self, candidate: Candidate) -> Place | None:
+        """Where it is in the programs; None for what is made outside all pieces."""
+        op = self.graph.operations[candidate.producer]
+        return (op.piece, op.node, op.writes.index(candidate.tensor)) if op.piece >= 0 else None
 
     @property
     def num_positions(self) -> int:

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import legroom
-from legroom.engine import _density
-from legroom.errors import UsageError
+from legroom.engine import _density, _step_plan
+from legroom.errors import InfeasibleBudgetError, UsageError
 from tests.unit.engine.training import state_of
 
 CHANNELS = 16
@@ -99,6 +99,20 @@ def test_when_zeros_become_fewer_it_is_planned_again_and_right(caplog):
     assert (losses, state) == trained(num_steps=9, dense_after=3)[:2]
     assert "tensors have fewer zeros than when it was planned: planning again" in caplog.text
     assert report.measured_peak_bytes <= report.budget_bytes
+
+
+def test_a_second_plan_that_does_not_fit_leaves_the_first(monkeypatch):
+    within = _step_plan._plan_within
+
+    def plan_within(planner, budget_bytes):
+        if any(each.density is not None for each in planner.graph.tensors):
+            raise InfeasibleBudgetError(budget_bytes=budget_bytes, floor_bytes=2 * budget_bytes)
+        return within(planner, budget_bytes)
+
+    monkeypatch.setattr(_step_plan, "_plan_within", plan_within)
+    losses, _, report = trained(budget="floor", ways=["remake", "sparse"])
+    assert losses == trained()[0]
+    assert set(report.ways) <= {"hold", "remake"}
 
 
 def test_inductor_does_without():
