@@ -13,6 +13,7 @@ LegroomError                    exit code 1: something failed
 │   ├── PlainRunTooLargeError   the plain step does not fit, so there is nothing to compare with
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
 ├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
+├── InfeasibleStashError        no plan within the budget keeps so little for backward
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
 ├── GradientErrorBoundError     no plan fits whose gradients are as near as was asked for
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
@@ -128,6 +129,32 @@ class InfeasibleBudgetError(LegroomError):
             largest=self.largest,
             remedies=self.remedies,
             room_bytes=room_bytes,
+        )
+
+
+class InfeasibleStashError(LegroomError):
+    """No plan within the budget keeps as little for backward as was asked for.
+
+    Attributes:
+        stash_bytes: What was asked for.
+        least_bytes: The least that was found.
+    """
+
+    def __init__(
+        self,
+        *,
+        stash_bytes: int,
+        least_bytes: int,
+        budget_bytes: int,
+        remedies: tuple[str, ...] = (),
+    ) -> None:
+        self.stash_bytes, self.least_bytes = stash_bytes, least_bytes
+        self.budget_bytes = budget_bytes
+        tries = (f"a stash of at least {least_bytes} bytes", "a smaller batch", *remedies)
+        super().__init__(
+            f"no plan within {_in_mib(budget_bytes)} keeps only {_in_mib(stash_bytes)} for "
+            f"backward: the least that was found is {_in_mib(least_bytes)}.\n"
+            f"  try: {', or '.join(tries)}"
         )
 
 

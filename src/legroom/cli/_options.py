@@ -45,6 +45,12 @@ _PLANNING = (
         "the rest, as 50%.",
     ),
     click.option(
+        "--stash",
+        metavar="SIZE",
+        help="Most that forward may leave for backward: 80MiB, or 25% of what it leaves in the "
+        "plain step; beside a budget, or alone.",
+    ),
+    click.option(
         "--with",
         "only",
         metavar="WAY",
@@ -130,7 +136,7 @@ def fitting_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def faults_of_fitting(planning: PlanningChoice, executor: str) -> list[str]:
     """What is wrong with carrying out a plan so, a sentence each: no budget, no such executor."""
-    faults = faults_of(check_budget, planning.budget or planning.activations)
+    faults = faults_of(check_budget, planning.budget or planning.activations or planning.stash)
     if not planning.is_exactness_known:
         return faults
     return [*faults, *faults_of(choose_executor, executor, planning.exactness)]
@@ -150,6 +156,7 @@ class PlanningChoice:
 
     budget: str | None
     activations: str | None
+    stash: str | None
     only: tuple[str, ...]
     without: tuple[str, ...]
     exactness: str
@@ -178,6 +185,7 @@ class PlanningChoice:
         options = PlanOptions(
             budget=self.budget,
             activations=self.activations,
+            stash=self.stash,
             exactness=self.exactness,
             max_gradient_error=max_gradient_error,
             check_every=check_every,

@@ -15,6 +15,7 @@ def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
     *,
     budget: str | int | None,
     activations: str | None,
+    stash: str | int | None = None,
     exactness: str,
     ways: Iterable[str],
     without: Iterable[str],
@@ -29,13 +30,15 @@ def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
         UsageError: Nobody said how much memory there is, or an option is wrong.
     """
     ways = tuple(ways)
-    if budget is None and activations is None:
+    if budget is None and activations is None and stash is None:
         raise UsageError(
-            'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"'
+            'say how much memory there is: budget="6GiB", budget="50%", or activations="50%"; '
+            'or how much may be kept for backward: stash="25%"'
         )
     options = PlanOptions(
         budget=budget,
         activations=activations,
+        stash=stash,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
         asked=tuple(ways),
         exactness=exactness,

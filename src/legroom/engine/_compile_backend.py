@@ -19,6 +19,7 @@ from legroom.errors import UsageError
 _OPTIONS = (
     "budget",
     "activations",
+    "stash",
     "optimizer",
     "exactness",
     "executor",

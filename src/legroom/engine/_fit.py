@@ -80,6 +80,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     *,
     budget: str | int | None = None,
     activations: str | None = None,
+    stash: str | int | None = None,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     exactness: str = "bitwise",
     executor: str = "eager",
@@ -99,6 +100,8 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
             handle instead of it, and the loss is inside the plan.
         budget: Upper bound on the peak of a step: `"4GiB"`, `"50%"` of the plain step, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
+        stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
+            in the plain step, or bytes; beside the bound on the peak, or alone.
         optimizer: What updates the parameters; found by itself if it exists at the first step.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
         executor: `"eager"`, the same kernels as plain PyTorch, or `"inductor"`, compiled.
@@ -134,6 +137,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     options = options_from(
         budget=budget,
         activations=activations,
+        stash=stash,
         exactness=exactness,
         ways=ways,
         without=without,

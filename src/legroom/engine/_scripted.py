@@ -141,7 +141,7 @@ class FittedScript:
         on_step: Callable[[], None] | None = None,
     ) -> None:
         options.check()
-        check_budget(options.budget or options.activations)
+        check_budget(options.budget or options.activations or options.stash)
         self.finder = StepFinder(self._step_ends)
         self.finder.observer = _Listener(self, listener or AbstractTrainingObserver())
         self.adoption = Adoption(self._fit, leave=leave)
@@ -332,7 +332,8 @@ def check_budget(budget: str | int | None) -> None:
     if budget is None:
         raise UsageError(
             "say how much memory there is: --budget 6GiB, --budget 50% (of the plain step's peak), "
-            "or --activations 50% (state plus half of the rest)"
+            "--activations 50% (state plus half of the rest); or how much forward may leave for "
+            "backward: --stash 25%"
         )
 
 

@@ -42,6 +42,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     model: nn.Module | Iterable[nn.Module] | None = None,
     budget: str | int | None = None,
     activations: str | None = None,
+    stash: str | int | None = None,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     exactness: str = "bitwise",
     executor: str = "eager",
@@ -64,6 +65,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         model: What to fit: a module or several; None: whatever the step calls with gradients.
         budget: Upper bound on the peak of a step: `"4GiB"`, `"50%"` of the plain step, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
+        stash: Upper bound on what forward leaves for backward, as in `fit`.
         optimizer: What updates the parameters; None: every one that exists.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what plans may use, and what is equal.
         executor: `"eager"` or `"inductor"`.
@@ -87,6 +89,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     options = options_from(
         budget=budget,
         activations=activations,
+        stash=stash,
         exactness=exactness,
         ways=ways,
         without=without,

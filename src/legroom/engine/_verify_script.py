@@ -66,7 +66,7 @@ def verify_script(
         NotRepeatableError: Two plain runs differ, so nothing can be said about a fitted one.
     """
     options.check()
-    check_budget(options.budget or options.activations)
+    check_budget(options.budget or options.activations or options.stash)
     check_steps(steps)
     choose_executor(executor, options.exactness)
     script.check()

@@ -16,6 +16,9 @@ from legroom.units import format_bytes, parse_bytes
 _SHARE = re.compile(r"^\s*(-?[0-9]+(?:\.[0-9]+)?)\s*%\s*$")
 _BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), free or floor"
 _FREE, _FLOOR = "free", "floor"
+_STASH_FORMS = (
+    "a size (80MiB), or a share of what the plain step's forward leaves for backward (25%)"
+)
 _ACTIVATION_FORMS = "a share (50%) of what the step holds beside weights, gradients and optimizer"
 
 
@@ -70,7 +73,7 @@ def parse_budget(value: str | int) -> Budget:
     share = _parse_share(value, "budget", _BUDGET_FORMS)
     if share is not None:
         return Budget(share=share)
-    return Budget(num_bytes=_parse_size(value))
+    return Budget(num_bytes=_parse_size(value, "budget", _BUDGET_FORMS))
 
 
 def parse_activations(value: str) -> Budget:
@@ -86,6 +89,20 @@ def parse_activations(value: str) -> Budget:
             "the budget"
         )
     return Budget(share=share, spares_state=True)
+
+
+def parse_stash(value: str | int) -> Budget:
+    """The bound in `"80MiB"`, `"25%"` (of what the plain step's forward leaves), or bytes.
+
+    Raises:
+        UsageError: It is neither, not more than nothing, or more than all.
+    """
+    share = _parse_share(value, "stash", _STASH_FORMS)
+    return (
+        Budget(num_bytes=_parse_size(value, "stash", _STASH_FORMS))
+        if share is None
+        else Budget(share=share)
+    )
 
 
 def choose_budget(budget: str | int | None, activations: str | None) -> Budget | None:
@@ -120,13 +137,13 @@ def _parse_share(value: str | int, what: str, forms: str) -> float | None:
     return percent / 100
 
 
-def _parse_size(value: str | int) -> int:
+def _parse_size(value: str | int, what: str, forms: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise UsageError(f"budget {value!r} is not a budget; write {_BUDGET_FORMS}")
+        raise UsageError(f"{what} {value!r} is not a {what}; write {forms}")
     try:
         count = value if isinstance(value, int) else parse_bytes(value)
     except UsageError:
-        raise UsageError(f"budget {value!r} is not a size; write {_BUDGET_FORMS}") from None
+        raise UsageError(f"{what} {value!r} is not a size; write {forms}") from None
     if count <= 0:
-        raise UsageError(f"budget {value!r} leaves nothing; write {_BUDGET_FORMS}")
+        raise UsageError(f"{what} {value!r} leaves nothing; write {forms}")
     return count

@@ -15,6 +15,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     *,
     budget: str | int | None = None,
     activations: str | None = None,
+    stash: str | int | None = None,
     exactness: str = "bitwise",
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
@@ -34,6 +35,8 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         step: Does one whole training step: forward, loss, backward, optimizer step.
         budget: Upper bound on the peak: `"4GiB"`, `"50%"` of the plain peak, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
+        stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
+            in the plain step, or bytes; beside the bound on the peak, or alone.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what plans may use at most.
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
@@ -49,6 +52,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         CaptureFailedError: The step raised an exception while it was captured.
         NothingCapturedError: No part of the step could be captured.
         InfeasibleBudgetError: No plan fits; names the lowest budget that one does.
+        InfeasibleStashError: No plan within the budget keeps so little for backward.
     """
     from legroom.capture import capture_step
 
@@ -58,6 +62,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     options = PlanOptions(
         budget=budget,
         activations=activations,
+        stash=stash,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
         asked=tuple(ways),
         exactness=exactness,

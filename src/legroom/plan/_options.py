@@ -16,7 +16,7 @@ from legroom.capture import Rewrite
 from legroom.errors import UsageError
 from legroom.meter import parse_device
 from legroom.plan import presets
-from legroom.plan._budget import Budget, choose_budget
+from legroom.plan._budget import Budget, choose_budget, parse_stash
 from legroom.registry import unknown_name
 from legroom.ways import AbstractTechnique, Exactness
 
@@ -29,6 +29,8 @@ class PlanOptions:
     Attributes:
         budget: Upper bound on the peak: `"4GiB"`, `"50%"` of the plain step's peak, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
+        stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
+            in the plain step, or bytes. Without a budget the peak may be the plain step's.
         ways: Names of the ways and variants that may be used; None: all. `hold` always may.
         asked: Those among them that were asked for by name, rather than left over.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
@@ -45,6 +47,7 @@ class PlanOptions:
 
     budget: str | int | None = None
     activations: str | None = None
+    stash: str | int | None = None
     ways: tuple[str, ...] | None = None
     asked: tuple[str, ...] = ()
     exactness: str = "bitwise"
@@ -63,6 +66,7 @@ class PlanOptions:
         """Everything that is wrong, a sentence each."""
         return [
             *faults_of(choose_budget, self.budget, self.activations),
+            *(faults_of(parse_stash, self.stash) if self.stash is not None else ()),
             *self._faults_of_exactness(),
             *(fault for name in self.ways or () for fault in faults_of(_entry, name)),
             *(faults_of(presets.get, self.preset) if self.preset is not None else ()),
@@ -72,8 +76,17 @@ class PlanOptions:
 
     @property
     def chosen_budget(self) -> Budget | None:
-        """The budget that was asked for; None if none was."""
-        return choose_budget(self.budget, self.activations)
+        """The budget that was asked for; None if none was.
+
+        Where only the stash is bounded, the peak may be the plain step's.
+        """
+        budget = choose_budget(self.budget, self.activations)
+        return Budget(share=1.0) if budget is None and self.stash is not None else budget
+
+    @property
+    def chosen_stash(self) -> Budget | None:
+        """The bound on what forward leaves for backward; None if none was asked for."""
+        return None if self.stash is None else parse_stash(self.stash)
 
     @property
     def way_names(self) -> tuple[str, ...] | None:

@@ -72,6 +72,7 @@ class Plan:
         timeline: Bytes alive after operations, some hundreds of points: position, bytes.
         phases: Where each phase begins among the timeline's positions: phase, position.
         peak_phase: The phase in which the peak is.
+        stash_bytes: The most that forward leaves for backward.
         timed_out: Whether the solver stopped at its time limit.
     """
 
@@ -86,6 +87,7 @@ class Plan:
     solve_s: float = 0.0
     timed_out: bool = False
     peak_phase: str = ""
+    stash_bytes: int = 0
     decisions: tuple[Decision, ...] = ()
     variants: tuple[tuple[str, str], ...] = ()
     alive_at_peak: tuple[LiveTensor, ...] = ()

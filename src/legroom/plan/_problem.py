@@ -99,6 +99,7 @@ class Problem:
         last_use: Last position that reads or writes a tensor, by index of the tensor.
         tied: By candidate, all that the same decision holds for, itself included; see Note
             [Problem], rule 5.
+        reserved_at: Positions at which more counts as taken than there is.
     """
 
     graph: Graph
@@ -112,6 +113,17 @@ class Problem:
     candidate_of: dict[int, int]
     last_use: dict[int, int]
     tied: tuple[tuple[int, ...], ...]
+    reserved_at: tuple[int, ...] = ()
+
+    @property
+    def turning_points(self) -> tuple[int, ...]:
+        """Where backward begins: the first operations of it after forward."""
+        found, is_ahead = [], False
+        for op in self.graph.operations:
+            if op.phase is Phase.BACKWARD and is_ahead:
+                found.append(op.index)
+            is_ahead = op.is_forward or (is_ahead and op.phase is not Phase.BACKWARD)
+        return tuple(found)
 
     def place_of(self, candidate: Candidate) -> Place | None:
         """Where it is in the programs; None for what is made outside all pieces."""

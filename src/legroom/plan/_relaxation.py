@@ -503,16 +503,22 @@ def _difference(left: _Expression, right: _Expression) -> _Expression:
 
 
 def _samples_of_backward(problem: Problem, number: int) -> list[int]:
-    """Positions that read candidates, or the highest of each stretch of them, evenly spread."""
+    """Positions that read candidates, or the highest of each stretch of them, evenly spread.
+
+    Those at which something is reserved are always among them.
+    """
     positions = sorted(problem.needs)
+    if not positions:
+        return []
+    reserved = [position for position in problem.reserved_at if position <= positions[-1]]
     if len(positions) <= max(number, _SMALL_PROBLEM):
-        return positions
+        return sorted({*positions, *reserved})
     samples = []
     for part in range(number):
         first = part * len(positions) // number
         end = (part + 1) * len(positions) // number
         samples.append(max(positions[first:end], key=lambda p: (problem.base_during[p], -p)))
-    return sorted({*samples, positions[-1]})
+    return sorted({*samples, *reserved, positions[-1]})
 
 
 def _samples_of_forward(problem: Problem, number: int) -> list[int]:

@@ -163,6 +163,7 @@ def planner_of(
         costs=timed.costs,
         exactness=options.exactness,
         preset=options.preset,
+        stash=options.chosen_stash,
         time_limit_s=options.time_limit_s,
         on_progress=on_progress,
     )

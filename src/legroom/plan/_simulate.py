@@ -110,6 +110,13 @@ class Simulator:
         run.schedule()
         return run.sweep(trace)
 
+    def stash_bytes(self, choice: Choice) -> int:
+        """The most that forward leaves for backward, in whatever form."""
+        trace = Trace()
+        self.run(choice, trace)
+        extra = trace.extra_during(self.problem.num_positions)
+        return max((extra[position] for position in self.problem.turning_points), default=0)
+
     def profile(self, choice: Choice) -> list[int]:
         """Bytes alive while each operation runs, or while something is given back before it."""
         trace = Trace()

@@ -166,6 +166,7 @@ def _print_chosen(report: PlanReport, plan: Plan, console: Console, num_rows: in
     facts = [
         f"predicted peak {format_bytes(plan.predicted_peak_bytes)}"
         + (f" in {plan.peak_phase}" if plan.peak_phase else ""),
+        f"forward leaves {format_bytes(plan.stash_bytes)}",
         f"added {format_added(plan.added_ms)} ({_of_step(report, plan)})",
         f"no plan adds less than {format_ms(plan.bound_ms)}: gap {format_share(plan.gap, 1)}",
         f"candidate {plan.preset}",

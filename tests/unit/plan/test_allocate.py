@@ -59,7 +59,7 @@ def test_what_matters_gets_no_fewer_bits_than_what_does_not(case):
 
 def test_the_budget_is_kept_and_the_error_never_grows(case):
     planner, budget_bytes = case
-    before, order = planner._best(budget_bytes)
+    before, order = planner._contest.best(budget_bytes)
     found = adjustables(order.search, before.choice)
     for heavy in (set(), {0}, {len(found) - 1}, set(range(0, len(found), 2))):
         weights = weights_of(found, heavy)
@@ -82,7 +82,7 @@ def error_of(order, found, entry, weights):
 def test_a_recipe_holds_no_more_than_before():
     planner, _ = planned(transformer(), preset="actnn")
     budget_bytes = planner.plain.peak_bytes - 1
-    entry, order = planner._best(budget_bytes)
+    entry, order = planner._contest.best(budget_bytes)
     found = adjustables(order.search, entry.choice)
     after = with_least_error(
         order.search, entry, budget_bytes, weights_of(found, {0}), holds_no_more=True

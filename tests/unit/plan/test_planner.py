@@ -153,7 +153,7 @@ def test_below_the_floor_says_what_would_fit():
 def test_what_the_search_for_the_floor_finds_counts(make, monkeypatch):
     floor_bytes = planner_of(make()).floor_bytes
     fresh = planner_of(make())
-    monkeypatch.setattr(fresh, "_solve", lambda budget_bytes: (0.0, True))  # no time for it
+    monkeypatch.setattr(fresh._contest, "solve", lambda budget_bytes: (0.0, True))  # no time for it
     assert fresh.plan(floor_bytes).predicted_peak_bytes <= floor_bytes
 
 

@@ -1,0 +1,307 @@
+"""The contest under one budget after the other: presets, solvers and orders; the simulator decides.
+
+In go the captured step with its ways and times; out come the fastest choice for a budget, a bound
+on any, and the leanest choice. See Note [Candidates].
+"""
+
+# Note [Candidates]
+# 1. Every preset is simulated first; so is the plain step itself, as it was recorded.
+# 2. For a budget, the relaxation gives a bound and a choice to round, and every preset is a start
+#    for mending and filling. All of them share one archive, whose best entry is the plan.
+# 3. The archive keeps what was found for other budgets, so a larger budget never costs more.
+# 4. Backward in another order is a second problem with the same candidates. It is looked at where
+#    some preset's peak is lower in it; the bound is the lower one of both.
+# 5. A bound on the stash is a peak like any other: where forward ends, as much counts as taken as
+#    leaves room for nothing but the stash within the budget (`reserve`). So a contest with a bound
+#    on the stash is for one budget.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from legroom.capture import Graph
+from legroom.errors import UsageError
+from legroom.plan import presets, solvers
+from legroom.plan._order import reordered
+from legroom.plan._plan import PresetPoint
+from legroom.plan._problem import Choice, Problem, build_problem
+from legroom.plan._search import Archive, Effort, Entry, Search
+from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
+from legroom.variants import AbstractVariant
+from legroom.ways import AbstractWay, RunCost
+
+OnProgress = Callable[[str, int, int], None]
+
+_CAPTURED, _MEMORY = "captured", "memory"
+_WORTH_REORDERING = 0.995
+_CHANGED = ", changed"
+_FLOOR_STEPS = 5
+_FEW = 2000
+"""Up to so many choices, all are tried."""
+_WORK = 2_500_000
+"""Simulations per budget, times the size of the problem: about five seconds."""
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """What a contest is about.
+
+    Attributes:
+        graph: The captured step, with times.
+        costs: Of what ways run themselves, by signature.
+        preset: The one recipe to follow; None: all compete, and so do solvers.
+        time_limit_s: Longest time to solve for one budget.
+    """
+
+    graph: Graph
+    ways: tuple[type[AbstractWay], ...]
+    variants: tuple[type[AbstractVariant], ...]
+    costs: Mapping[str, RunCost] | None
+    preset: str | None
+    time_limit_s: float
+    on_progress: OnProgress
+
+
+@final
+@dataclass(frozen=True)
+class Reserve:
+    """Room for the stash, and for nothing else, where forward ends; see Note [Candidates], rule 5.
+
+    Attributes:
+        budget_bytes: The one budget that it is for.
+        stash_bytes: Most that forward may leave for backward.
+    """
+
+    budget_bytes: int
+    stash_bytes: int
+
+    def applied(self, problem: Problem) -> Problem:
+        """The problem with as much taken at its turning points."""
+        during = list(problem.base_during)
+        for position in problem.turning_points:
+            during[position] = max(during[position], self.budget_bytes - self.stash_bytes)
+        return replace(problem, base_during=tuple(during), reserved_at=problem.turning_points)
+
+
+@final
+class Order:
+    """The problem in one order of operations.
+
+    Attributes:
+        search: Looks for choices, with what is reserved.
+        real: Knows of nothing that is reserved: what a choice does in truth.
+    """
+
+    def __init__(self, name: str, problem: Problem, reserve: Reserve | None) -> None:
+        self.name = name
+        self.search = self.real = Search(problem, Archive())
+        if reserve is not None:
+            self.search = Search(reserve.applied(problem), Archive())
+
+
+@final
+class Contest:
+    """Finds choices for budgets; for one budget where the stash is bounded as well.
+
+    Raises:
+        UsageError: The preset does not apply to this step, with these ways.
+    """
+
+    def __init__(self, setting: Setting, reserve: Reserve | None = None) -> None:
+        self._setting = setting
+        self._reserve = reserve
+        self._bounds: dict[int, tuple[float, bool]] = {}
+        problem = build_problem(setting.graph, setting.ways, setting.variants, setting.costs)
+        self._orders = [Order(_CAPTURED, problem, reserve)]
+        self.presets = self._try_presets()
+        if setting.preset is not None:
+            self._orders = [self._follow(setting.preset, problem)]
+
+    @property
+    def problem(self) -> Problem:
+        """The problem in the captured order."""
+        return self._orders[0].real.problem
+
+    # -- presets -------------------------------------------------------------------------------
+
+    def _try_presets(self) -> tuple[PresetPoint, ...]:
+        """Simulate every preset, and see whether another order of backward helps any."""
+        search = self._orders[0].search
+        points, choices = [], []
+        for preset in presets.all_presets():
+            outcomes = []
+            for choice in preset.choices(search):
+                choices.append((preset.name, choice))
+                outcomes.append(search.evaluate(choice, preset.name))
+            if outcomes:
+                usual = outcomes[0]
+                points.append(
+                    PresetPoint(preset.name, preset.summary, usual.peak_bytes, usual.added_ms)
+                )
+        other = reordered(self._setting.graph)
+        if other is not None:
+            setting = self._setting
+            problem = build_problem(other, setting.ways, setting.variants, setting.costs)
+            order = Order(_MEMORY, problem, self._reserve)
+            helps = False
+            for name, choice in choices:
+                before = search.evaluate(choice, name).peak_bytes
+                same = replace(choice, variants=())  # variants go by position, which is another
+                helps |= order.search.evaluate(same, name).peak_bytes < _WORTH_REORDERING * before
+            if helps:
+                self._orders.append(order)
+        return tuple(points)
+
+    def _follow(self, name: str, problem: Problem) -> Order:
+        """Only the forms of one recipe."""
+        order = Order(_CAPTURED, problem, self._reserve)
+        for choice in presets.get(name).choices(order.search):
+            order.search.evaluate(choice, name)
+        if not order.search.archive.entries:
+            raise UsageError(
+                f"preset {name!r} changes nothing about this step with the ways that are enabled; "
+                "`legroom ways` says what it needs, and at which exactness"
+            )
+        return order
+
+    # -- one budget ----------------------------------------------------------------------------
+
+    def best(self, budget_bytes: int) -> tuple[Entry, Order] | None:
+        """The fastest choice for a budget that was found so far."""
+        found = [
+            (entry.outcome.added_ms, entry.outcome.peak_bytes, number)
+            for number, order in enumerate(self._orders)
+            if (entry := order.search.archive.best(budget_bytes)) is not None
+        ]
+        if not found:
+            return None
+        order = self._orders[min(found)[2]]
+        entry = order.search.archive.best(budget_bytes)
+        assert entry is not None, "bug in legroom: the archive forgot its best"
+        return entry, order
+
+    def entries(self) -> list[Entry]:
+        """Everything worth remembering, of all orders."""
+        return [entry for order in self._orders for entry in order.search.archive.entries]
+
+    def leanest(self) -> tuple[Entry, Order]:
+        """The choice with the lowest peak that was found so far."""
+        order = min(self._orders, key=lambda o: o.search.archive.leanest().outcome.peak_bytes)
+        return order.search.archive.leanest(), order
+
+    def bound(self, budget_bytes: int) -> float:
+        """What `solve` found no plan to be faster than; nothing where it was not asked."""
+        return self._bounds.get(budget_bytes, (0.0, False))[0]
+
+    def solve(self, budget_bytes: int) -> tuple[float, bool]:
+        """Look for plans within the budget; the bound, and whether time ran out."""
+        if self._setting.preset is not None:
+            return 0.0, False
+        if budget_bytes in self._bounds:
+            return self._bounds[budget_bytes]
+        started = time.monotonic()
+        bounds, timed_out = [], False
+        for number, order in enumerate(self._orders, start=1):
+            share = self._setting.time_limit_s * number / len(self._orders)
+            effort = self._effort(order, started + share)
+            solver = BruteForce if BruteForce.num_choices(order.search) <= _FEW else Milp
+            verdict = solver.solve(order.search, budget_bytes, effort)
+            bounds.append(verdict.bound_ms)
+            timed_out |= verdict.timed_out
+            if self._is_open(verdict.bound_ms, budget_bytes):
+                self._start_from_presets(order, budget_bytes, verdict.bound_ms, started + share)
+        self._bounds[budget_bytes] = min(bounds), timed_out
+        return self._bounds[budget_bytes]
+
+    def _is_open(self, bound_ms: float, budget_bytes: int) -> bool:
+        """Whether there may be a plan that is worth looking for."""
+        best = self.best(budget_bytes)
+        if bound_ms == float("inf") or best is None:
+            return bound_ms != float("inf")
+        return gap_of(best[0].outcome.added_ms, bound_ms, self.problem.step_ms) > CLOSE_ENOUGH
+
+    def _effort(self, order: Order, deadline: float, share: float = 1.0) -> Effort:
+        problem = order.search.problem
+        size = len(problem.candidates) + len(problem.needs) + 1
+        work = int(share * _WORK) // size // len(self._orders)
+        return Effort(order.search, max(200, work), deadline)
+
+    def _start_from_presets(
+        self, order: Order, budget_bytes: int, bound_ms: float, deadline: float
+    ) -> None:
+        """Mend and fill what presets and other budgets have found; see Note [Candidates], 2."""
+        search, effort = order.search, self._effort(order, deadline)
+        Greedy.solve(search, budget_bytes, effort)
+        above = [e for e in search.archive.entries if e.outcome.peak_bytes > budget_bytes]
+        below = [e for e in search.archive.entries if e.outcome.peak_bytes <= budget_bytes]
+        above.sort(key=lambda e: (e.outcome.peak_bytes, e.outcome.added_ms))
+        below.sort(key=lambda e: (e.outcome.added_ms, e.outcome.peak_bytes))
+        for entry in above[:4]:
+            search.mend(entry.choice, budget_bytes, _mended(entry), effort)
+        for entry in below[:4]:
+            search.fill(entry.choice, budget_bytes, _mended(entry), effort)
+        best = search.archive.best(budget_bytes)
+        if best is not None and best.outcome.added_ms > bound_ms + 1e-9:
+            choice = search.decode(best.choice, budget_bytes, _mended(best), effort)
+            search.fill(choice, budget_bytes, _mended(best), effort)
+            best = search.archive.best(budget_bytes) or best
+            search.exchange(best.choice, budget_bytes, _mended(best), effort)
+
+    # -- floor ---------------------------------------------------------------------------------
+
+    def look_for_floor(self, top_bytes: int) -> None:
+        """Close in on the lowest budget that can be solved, from the relaxation's below."""
+        if self._setting.preset is not None:
+            return
+        deadline = time.monotonic() + self._setting.time_limit_s / 2
+        on_progress = self._setting.on_progress
+        below = top_bytes
+        for order in self._orders:
+            effort = self._effort(order, deadline, share=0.5)
+            for entry in sorted(order.search.archive.entries, key=lambda e: e.outcome.peak_bytes)[
+                :6
+            ]:
+                order.search.mend(entry.choice, 0, _mended(entry), effort)
+            below = min(below, self._round_leanest(order, effort))
+        entry, order = self.leanest()
+        leanest = entry.outcome.peak_bytes
+        below = min(below, leanest)
+        for step in range(_FLOOR_STEPS):
+            on_progress("looking for the floor", step, _FLOOR_STEPS)
+            if leanest - below <= 0.005 * leanest or time.monotonic() >= deadline:
+                break
+            aim = (leanest + below) // 2
+            effort = self._effort(order, deadline, share=0.2)
+            approach(order.search, aim, effort)
+            order.search.mend(order.search.archive.leanest().choice, aim, Milp.name, effort)
+            reached = order.search.archive.leanest().outcome.peak_bytes
+            if reached <= aim:
+                leanest = reached
+            else:
+                leanest, below = reached, aim
+        on_progress("looking for the floor", _FLOOR_STEPS, _FLOOR_STEPS)
+
+    def _round_leanest(self, order: Order, effort: Effort) -> int:
+        """Try what the relaxation would keep for the lowest peak; returns its bound on that."""
+        search = order.search
+        relaxed = search.relaxation.solve(None, time_limit_s=self._setting.time_limit_s / 2)
+        if relaxed is None:
+            return search.archive.leanest().outcome.peak_bytes
+        search.mend(Choice(relaxed.options, relaxed.variants), 0, Milp.name, effort)
+        return int(relaxed.bound_ms)
+
+
+def _mended(entry: Entry) -> str:
+    """Where a choice came from, once it has been changed."""
+    origin = entry.origin.removesuffix(_CHANGED)
+    return origin if origin in solvers.names() else origin + _CHANGED
+
+
+def gap_of(added_ms: float, bound_ms: float, step_ms: float) -> float:
+    """How much slower than the best possible plan a step can be."""
+    whole = step_ms + bound_ms
+    return (added_ms - bound_ms) / whole if whole > 0 else 0.0
