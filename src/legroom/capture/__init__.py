@@ -39,7 +39,7 @@ from legroom.capture._nodes import is_tangent
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
 from legroom.capture._real import real_tensors
-from legroom.capture._rnn import rnn_operations
+from legroom.capture._rnn import lstm_workspace_read, rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import (
     arguments_of,
@@ -97,6 +97,7 @@ __all__ = [
     "is_user_code",
     "kept_out_of_the_script",
     "kernel_compiler",
+    "lstm_workspace_read",
     "nested_tensors",
     "nodes_behind",
     "observe_backward",

@@ -18,11 +18,11 @@ layer and direction of an `nn.LSTM` is one forward and one backward operation. S
 # 4. The workspace's size is oneDNN's (`set_workspace_sizes` in src/cpu/rnn/rnn_utils.hpp; written
 #    anew here as a formula). It is tried once per process against what oneDNN really allocates for
 #    three tiny layers; if it ever differs, each shape is run once for real and remembered.
-# 5. The original forward is called where eager does not use oneDNN or we do not know it to: packed
+# 5. Of that workspace backward reads the gates and half of the cells, and, where time runs
+#    backwards, the states; the rest it writes first. Which, is tried once per process as well, with
+#    what is not a number in the place of the rest (`lstm_workspace_read`).
+# 6. The original forward is called where eager does not use oneDNN or we do not know it to: packed
 #    sequences, projections, other dtypes, autocast, other devices, empty inputs.
-# 6. An LSTM whose weights need gradients and whose input does not (it reads a batch) cannot be
-#    unrolled: torch 2.13 then traces oneDNN's operation, whose workspace is missing at run time.
-#    So it becomes an operation of ours at any exactness.
 # 7. A GRU has no such operation. Unrolled by TorchDynamo it has eager's bits only if its width is a
 #    multiple of two vector registers: eager computes its gates in place in slices of one tensor,
 #    row by row, TorchDynamo in tensors of their own, and the last elements of a row are computed
@@ -31,6 +31,7 @@ layer and direction of an `nn.LSTM` is one forward and one backward operation. S
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,10 +57,10 @@ _gru_forward_of_torch: Any = nn.GRU.forward
 def rnn_operations(exactness: str) -> Iterator[None]:
     """Let TorchDynamo capture recurrent layers while the context is open.
 
-    At `"bitwise"` an LSTM becomes operations of ours, and a GRU whose unrolled form would have
-    other bits is left out of the graph; see Note [LSTM], rule 7. Everything else is unrolled into
-    time steps: about 60 nodes a step for a GRU, 26 for an RNN, 230 for an LSTM. What was compiled
-    inside the context stays valid outside.
+    An LSTM becomes operations of ours; unrolled, it would take a third more time. At `"bitwise"` a
+    GRU whose unrolled form would have other bits is left out of the graph; see Note [LSTM], rule
+    7. Everything else is unrolled into time steps: about 60 nodes a step for a GRU, 26 for an RNN.
+    What was compiled inside the context stays valid outside.
 
     Limits: a process-wide patch of `nn.LSTM.forward` and `nn.GRU.forward`; not for several threads
     at once. A module that was compiled before is not compiled anew.
@@ -69,8 +70,7 @@ def rnn_operations(exactness: str) -> Iterator[None]:
     before = nn.LSTM.forward, nn.GRU.forward
     with torch._dynamo.config.patch(allow_rnn=True):
         if torch._C._get_mkldnn_enabled():
-            is_bitwise = exactness == "bitwise"
-            nn.LSTM.forward = _forward if is_bitwise else _unrolled  # type: ignore[method-assign]
+            nn.LSTM.forward = _forward  # type: ignore[method-assign]
         if exactness == "bitwise":
             nn.GRU.forward = _gru_forward()  # type: ignore[method-assign]
         try:
@@ -90,15 +90,90 @@ def lstm_workspace_bytes(num_steps: int, batch: int, input_size: int, hidden_siz
     return _measure_workspace_bytes(int(num_steps), int(batch), int(input_size), int(hidden_size))
 
 
+def lstm_workspace_read(
+    num_steps: int, batch: int, input_size: int, hidden_size: int, *, is_reverse: bool
+) -> tuple[tuple[int, int], ...] | None:
+    """Which bytes of a workspace backward reads, as first and count; None where that is not known.
+
+    See Note [LSTM], rule 5. Costs microseconds, and once per process some milliseconds.
+    """
+    if not (_is_formula_right() and _are_parts_right()):
+        return None
+    return _parts_read(num_steps, batch, input_size, hidden_size, is_reverse=is_reverse)
+
+
+def _parts_read(
+    num_steps: int, batch: int, input_size: int, hidden_size: int, *, is_reverse: bool
+) -> tuple[tuple[int, int], ...]:
+    found, first = [], 0
+    sizes = _workspace_parts(num_steps, batch, input_size, hidden_size)
+    for name, num_bytes in sizes.items():
+        if name == "cells":
+            found.append((first + num_bytes // 2, num_bytes - num_bytes // 2))
+        elif name == "gates" or (name == "states" and is_reverse):
+            found.append((first, num_bytes))
+        first += _round_up(num_bytes, _PAGE_BYTES)
+    return tuple(found)
+
+
+@functools.cache
+def _are_parts_right() -> bool:
+    """Whether gradients are the same with what is not a number in all that is not read."""
+
+    def drawn(*shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    with real_tensors(), torch.no_grad():
+        for probe, is_reverse in itertools.product(_PROBES, (False, True)):
+            num_steps, batch, input_size, hidden_size = probe
+            source = drawn(num_steps, batch, input_size)
+            weights = [drawn(4 * hidden_size, width) for width in (input_size, hidden_size)]
+            state = drawn(batch, hidden_size)
+            outputs = _run_layer(source, weights, state, state, is_reverse, True)
+            poisoned = torch.full_like(outputs[3], 255)  # a float of ones is not a number
+            for first, count in _parts_read(*probe, is_reverse=is_reverse):
+                poisoned[first : first + count] = outputs[3][first : first + count]
+            gradients = [
+                _run_backward(
+                    source,
+                    weights,
+                    state,
+                    state,
+                    [*outputs[:3], workspace],
+                    [outputs[0], state, state],
+                    is_reverse,
+                )
+                for workspace in (outputs[3].clone(), poisoned)
+            ]
+            of_weights = slice(0, 3), slice(5, 7)
+            for part in of_weights:
+                if not all(map(torch.equal, gradients[0][part], gradients[1][part])):
+                    return False
+    return True
+
+
 def _workspace_formula(num_steps: int, batch: int, input_size: int, hidden_size: int) -> int:
+    sizes = _workspace_parts(num_steps, batch, input_size, hidden_size).values()
+    return sum(_round_up(num_bytes, _PAGE_BYTES) for num_bytes in sizes)
+
+
+def _workspace_parts(
+    num_steps: int, batch: int, input_size: int, hidden_size: int
+) -> dict[str, int]:
+    """Bytes of each part, in the order in which they lie."""
     widest = _padded(max(input_size, hidden_size))
     rows, state_rows = num_steps * batch, 2 * (num_steps + 1) * batch
-    gates = rows * _padded(4 * hidden_size)
-    hidden = rows * _padded(hidden_size)
-    states = state_rows * widest  # once for the states, twice for their gradients
-    cells = state_rows * hidden_size  # once for the cells, once for their gradients
-    parts = (gates, hidden, states, cells, states, states, cells)
-    return sum(_round_up(part * _FLOAT_BYTES, _PAGE_BYTES) for part in parts)
+    counts = {
+        "gates": rows * _padded(4 * hidden_size),
+        "hidden": rows * _padded(hidden_size),
+        "states": state_rows * widest,
+        "cells": state_rows * hidden_size,
+        "gradients of states": state_rows * widest,
+        "gradients of inputs": state_rows * widest,
+        "gradients of cells": state_rows * hidden_size,
+    }
+    return {name: count * _FLOAT_BYTES for name, count in counts.items()}
 
 
 def _padded(width: int) -> int:
@@ -195,8 +270,7 @@ def _(
     )
 
 
-@torch.library.custom_op("legroom::lstm_layer_backward", mutates_args=())
-def lstm_layer_backward(
+def _run_backward(
     input: Tensor,
     weights: Sequence[Tensor],
     hx: Tensor,
@@ -231,6 +305,11 @@ def lstm_layer_backward(
         outputs[3],
     )
     return gradients
+
+
+lstm_layer_backward = torch.library.custom_op(
+    "legroom::lstm_layer_backward", _run_backward, mutates_args=()
+)
 
 
 @lstm_layer_backward.register_fake
@@ -293,15 +372,6 @@ def _forward(
     return output, (hy, cy)
 
 
-def _unrolled(
-    self: nn.LSTM, input: Any, hx: tuple[Tensor, Tensor] | None = None
-) -> tuple[Any, tuple[Tensor, Tensor]]:
-    """See Note [LSTM], rule 6."""
-    if isinstance(input, Tensor) and not input.requires_grad and torch.is_grad_enabled():
-        return _forward(self, input, hx)
-    return _forward_of_torch(self, input, hx)
-
-
 def _run_layers(
     module: nn.LSTM, input: Tensor, hx: Tensor, cx: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -329,7 +399,7 @@ def _run_layers(
 
 
 def _uses_onednn(module: nn.LSTM, input: Any, hx: Any) -> bool:
-    """Whether eager would; see Note [LSTM], rule 5. What looks wrong is left to torch to refuse."""
+    """Whether eager would; see Note [LSTM], rule 6. What looks wrong is left to torch to refuse."""
     if not isinstance(input, Tensor) or module.proj_size or torch.is_autocast_enabled("cpu"):
         return False
     states = () if hx is None else tuple(hx)

@@ -23,6 +23,7 @@ from legroom.ways._sign import Sign
 from legroom.ways._sketch import Sketch
 from legroom.ways._sparse import Sparse, density_of, take_overflows
 from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
+from legroom.ways._workspace import Workspace
 
 __all__ = [
     "AbstractEncoding",
@@ -51,6 +52,7 @@ __all__ = [
     "Sign",
     "Sketch",
     "Sparse",
+    "Workspace",
     "density_of",
     "get",
     "names",
@@ -72,6 +74,7 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Sign,
         Offsets,
         Sparse,
+        Workspace,
         BFloat16,
         Float16,
         Float10,

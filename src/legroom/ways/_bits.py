@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch.nn.functional import pad
@@ -59,6 +59,6 @@ class Bits(AbstractEncoding):
     put, get = define("bits", _put, _get, num_held=lambda value: num_packed(value.numel()))
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
         """Applies to truth values."""
         return num_packed(tensor.num_bytes) if tensor.dtype == "bool" else None

@@ -103,8 +103,8 @@ class AbstractEncoding(AbstractWay):
 
     @classmethod
     @abc.abstractmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
-        """Bytes of the encoded form; None where the encoding does not apply."""
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
+        """Bytes of the encoded form, given what `about` says; None where it does not apply."""
 
     @classmethod
     def about(
@@ -120,8 +120,8 @@ class AbstractEncoding(AbstractWay):
         """Bytes held and what to tell, where the encoding applies."""
         if not producer.is_forward or not _is_dense(tensor):
             return None
-        held_bytes = cls.held_bytes(tensor)
-        about = cls.about(tensor, producer, readers) if held_bytes is not None else None
+        about = cls.about(tensor, producer, readers)
+        held_bytes = None if about is None else cls.held_bytes(tensor, about)
         return None if held_bytes is None or about is None else (held_bytes, about)
 
     @classmethod

@@ -107,7 +107,7 @@ class _AbstractFloat(AbstractEncoding):
     num_bits: ClassVar[int]
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
         """Applies to floating-point numbers that have more bits."""
         dtype: Any = getattr(torch, tensor.dtype)
         if not dtype.is_floating_point or 8 * dtype.itemsize <= cls.num_bits:

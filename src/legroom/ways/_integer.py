@@ -204,7 +204,7 @@ class _AbstractInteger(AbstractEncoding):
     num_bits: ClassVar[int]
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
         """Applies to floating-point numbers, if it makes them fewer bytes."""
         dtype: Any = getattr(torch, tensor.dtype)
         if not dtype.is_floating_point or not tensor.num_bytes:

@@ -155,9 +155,10 @@ class Offsets(AbstractEncoding):
     )
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
-        """Of indices; how few bits do is seen from what made them."""
-        return tensor.num_bytes if tensor.dtype == "int64" and tensor.num_bytes else None
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
+        """Applies to indices."""
+        is_index = tensor.dtype == "int64" and tensor.num_bytes
+        return -(-math.prod(tensor.shape) * about[0][0] // 8) if is_index else None
 
     @classmethod
     def about(
@@ -176,16 +177,6 @@ class Offsets(AbstractEncoding):
             # Where no dimension is named, the index counts all elements, and is one number only.
             return _below(max(shape, default=1)) if math.prod(tensor.shape) > 1 else None
         return None
-
-    @classmethod
-    def _applies(
-        cls, tensor: TensorInfo, producer: OperationInfo, readers: tuple[OperationInfo, ...]
-    ) -> tuple[int, tuple[Any, ...]] | None:
-        found = super()._applies(tensor, producer, readers)
-        if found is None:
-            return None
-        _, about = found
-        return -(-math.prod(tensor.shape) * about[0][0] // 8), about
 
 
 def _shape_of_first(producer: OperationInfo) -> list[int] | None:

@@ -103,7 +103,7 @@ class Sign(AbstractEncoding):
     )
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
         """Applies to floating-point numbers."""
         dtype: Any = getattr(torch, tensor.dtype)
         is_number = dtype.is_floating_point and tensor.num_bytes > 0

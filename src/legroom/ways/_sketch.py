@@ -100,7 +100,7 @@ class Sketch(AbstractEncoding):
     put, get = define("sketch", _put, _get, num_held=lambda value: _num_held(value.numel()))
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
         """Applies to floating-point numbers, if it makes them fewer bytes."""
         dtype: Any = getattr(torch, tensor.dtype)
         if not dtype.is_floating_point or not tensor.num_bytes:

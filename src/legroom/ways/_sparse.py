@@ -154,11 +154,9 @@ class Sparse(AbstractEncoding):
     put, get = define("sparse", _put, _get, about=", float share", num_held=_num_held)
 
     @classmethod
-    def held_bytes(cls, tensor: TensorInfo) -> int | None:
+    def held_bytes(cls, tensor: TensorInfo, about: tuple[Any, ...]) -> int | None:
         """Applies to numbers of which it was measured that many are zero."""
-        share = _share(tensor)
-        if share is None:
-            return None
+        (share,) = about
         dtype: Any = getattr(torch, tensor.dtype)
         count = math.prod(tensor.shape)
         held = _num_bitmap_bytes(count) + _num_kept(count, share) * int(dtype.itemsize)

@@ -10,7 +10,13 @@ from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from legroom.capture import _rnn
-from legroom.capture._rnn import lstm_layer, lstm_workspace_bytes, rnn_operations
+from legroom.capture._rnn import (
+    lstm_layer,
+    lstm_layer_backward,
+    lstm_workspace_bytes,
+    lstm_workspace_read,
+    rnn_operations,
+)
 
 LENGTH, BATCH, WIDTH, HIDDEN = 4, 3, 6, 5
 
@@ -277,9 +283,37 @@ def test_rounding_is_close_to_eager(needs_gradient):
     torch.testing.assert_close(ours, expected)
 
 
-def test_rounding_shows_the_time_steps():
+@pytest.mark.parametrize("exactness", ["bitwise", "rounding"])
+def test_a_longer_sequence_makes_no_larger_graph(exactness):
     lstm = nn.LSTM(WIDTH, HIDDEN)
-    assert count_nodes(lstm, 6, "rounding") > count_nodes(lstm, 3, "rounding")
+    assert count_nodes(lstm, 6, exactness) == count_nodes(lstm, 3, exactness)
+
+
+@pytest.mark.parametrize("is_reverse", [False, True])
+@pytest.mark.parametrize("shape", [(4, 3, 10, 7), (6, 2, 5, 64), (3, 40, 130, 32)])
+def test_backward_reads_only_parts_of_the_workspace(shape, is_reverse):
+    num_steps, batch, input_size, hidden_size = shape
+    x = torch.randn(num_steps, batch, input_size)
+    weights = [torch.randn(4 * hidden_size, width) for width in (input_size, hidden_size)]
+    weights += [torch.randn(4 * hidden_size), torch.randn(4 * hidden_size)]
+    hx, cx = torch.randn(batch, hidden_size), torch.randn(batch, hidden_size)
+    outputs = lstm_layer(x, weights, hx, cx, is_reverse, True)
+    gradients = [torch.randn_like(each) for each in outputs[:3]]
+
+    def backward(workspace):
+        given = [*(each.clone() for each in outputs[:3]), workspace]
+        return lstm_layer_backward(x, weights, hx, cx, given, gradients, is_reverse)
+
+    expected = backward(outputs[3].clone())
+    parts = lstm_workspace_read(*shape, is_reverse=is_reverse)
+    rest = torch.full_like(outputs[3], 255)
+    for first, count in parts:
+        rest[first : first + count] = outputs[3][first : first + count]
+    assert_same_bits(backward(rest), expected)
+    for left_out in parts:
+        rest = outputs[3].clone()
+        rest[left_out[0] : sum(left_out)] = 255
+        assert any(each.isnan().any() for each in backward(rest))
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
