@@ -20,6 +20,8 @@ LegroomError                    exit code 1: something failed
 ├── DoubleBackwardError         gradients of gradients through a planned call
 ├── UnplannedGradientError      gradients of an output that was planned to receive none
 ├── NothingCapturedError        no module call of the step could be captured
+├── TierError                   bytes could not be put on a tier, or do not come back
+│   └── TierSpaceError          the tier is full; carries what is wanted and what is free
 └── TorchInterfaceError         a private PyTorch interface that legroom relies on has gone
 """
 
@@ -242,6 +244,32 @@ class NothingCapturedError(LegroomError):
             + (f":{listed}" if reasons else ": the step calls no module with gradients enabled")
             + "\n  try: call the model itself, `model(batch)`, with gradients enabled and outside "
             "checkpointing"
+        )
+
+
+class TierError(LegroomError):
+    """Bytes could not be put on a tier, or do not come back from it."""
+
+
+class TierSpaceError(TierError):
+    """A tier has not enough room.
+
+    Attributes:
+        folder: Where it is.
+        wanted_bytes: What was to be set aside, beside what is already.
+        free_bytes: What there is.
+    """
+
+    def __init__(
+        self, *, folder: str, wanted_bytes: int, free_bytes: int, reason: str = ""
+    ) -> None:
+        self.folder, self.wanted_bytes, self.free_bytes = folder, wanted_bytes, free_bytes
+        super().__init__(
+            f"the disk tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
+            f"{folder!r}, where {_in_mib(free_bytes)} are free"
+            + (f": {reason}" if reason else "")
+            + ".\n  try: make room there, another folder (folder=, or LEGROOM_DISK), a smaller "
+            "batch, or a larger budget"
         )
 
 

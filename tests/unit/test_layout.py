@@ -11,8 +11,9 @@ import legroom
 
 SOURCE = Path(legroom.__file__).parent
 ORDER = [
-    "_version", "errors", "units", "cache", "saved", "registry", "capture", "meter", "ways",
-    "layers", "variants", "plan", "engine", "report", "integrations", "cli", "__main__", "testing",
+    "_version", "errors", "units", "cache", "saved", "registry", "tiers", "capture", "meter",
+    "ways", "layers", "variants", "plan", "engine", "report", "integrations", "cli",
+    "__main__", "testing",
 ]  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 
@@ -50,7 +51,7 @@ def test_every_package_has_a_place_in_the_order():
 
 
 @pytest.mark.parametrize(
-    "package", ["capture", "meter", "ways", "variants", "plan", "report", "cli"]
+    "package", ["tiers", "capture", "meter", "ways", "variants", "plan", "report", "cli"]
 )
 def test_packages_are_entered_by_their_front_door(package):
     """Modules that start with an underscore are imported within their own package only."""

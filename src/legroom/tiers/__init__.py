@@ -1,0 +1,95 @@
+"""Where bytes live besides the device: on the disk, in host memory.
+
+In goes a tensor, out comes a ticket for it, and later the tensor again, bit for bit. `disk()` is
+the one that plans and `legroom.offload` use; `use` puts another in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from legroom.registry import Registry
+from legroom.tiers._disk import Disk
+from legroom.tiers._file import AbstractFile, SystemFile
+from legroom.tiers._folder import file_system_of
+from legroom.tiers._layout import why_not_plain
+from legroom.tiers._tier import AbstractTier, TierUse
+
+__all__ = [
+    "AbstractFile",
+    "AbstractTier",
+    "Disk",
+    "SystemFile",
+    "TierUse",
+    "current",
+    "disk",
+    "file_system_of",
+    "get",
+    "names",
+    "register",
+    "unregister",
+    "use",
+    "why_not_plain",
+]
+
+_TIERS: Registry[type[AbstractTier]] = Registry("tier", (Disk,))
+register, unregister, names, get = _TIERS.register, _TIERS.unregister, _TIERS.names, _TIERS.get
+
+_current: dict[str, AbstractTier] = {}
+_lock = threading.RLock()
+
+
+def current(name: str) -> AbstractTier:
+    """The tier of that name which the process uses; opened when it is first asked for.
+
+    Raises:
+        UnknownNameError: There is none.
+        TierError: It cannot be opened.
+    """
+    kind = get(name)
+    with _lock:
+        found = _current.get(name)
+        if found is None or not found.is_usable:
+            found = _current[name] = kind.open()
+        return found
+
+
+def disk() -> AbstractTier:
+    """The disk tier that the process uses; opened when it is first asked for."""
+    return current("disk")
+
+
+@contextlib.contextmanager
+def use(
+    tier: AbstractTier | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    threads: int = 2,
+    synchronous: bool = False,
+) -> Iterator[AbstractTier]:
+    """Inside, the whole process uses another tier of its name; a new one is closed at the end.
+
+    What was put inside must be got inside.
+
+    Args:
+        tier: One that is open and stays so. None: a new disk tier, with the options that follow.
+        folder, threads, synchronous: See `Disk.open`.
+    """
+    own = tier is None
+    inside = tier or Disk.open(folder, threads=threads, synchronous=synchronous)
+    with _lock:
+        before = _current.get(inside.name)
+        _current[inside.name] = inside
+    try:
+        yield inside
+    finally:
+        with _lock:
+            if before is None:
+                _current.pop(inside.name, None)
+            else:
+                _current[inside.name] = before
+        if own:
+            inside.close()
