@@ -82,9 +82,12 @@ class Reserve:
     def applied(self, problem: Problem) -> Problem:
         """The problem with as much taken at its turning points."""
         during = list(problem.base_during)
-        for position in problem.turning_points:
-            during[position] = max(during[position], self.budget_bytes - self.stash_bytes)
-        return replace(problem, base_during=tuple(during), reserved_at=problem.turning_points)
+        for position, fixed_bytes in problem.left_by_forward.items():
+            taken = self.budget_bytes - self.stash_bytes + fixed_bytes
+            during[position] = max(during[position], taken)
+        return replace(
+            problem, base_during=tuple(during), reserved_at=tuple(problem.left_by_forward)
+        )
 
 
 @final

@@ -63,7 +63,7 @@ def simulate_plain(graph: Graph) -> PlainStep:
     for op in graph.operations:
         phase = "forward" if op.is_forward else op.phase.value
         peaks[phase] = max(peaks.get(phase, 0), during[op.index])
-    stashes = [kinds_at(graph, turn).get(Kind.STASH, 0) for turn in problem.turning_points]
+    stashes = [kinds_at(graph, turn).get(Kind.STASH, 0) for turn in problem.left_by_forward]
     return PlainStep(
         peak_bytes=during[position],
         state_bytes=_state_bytes(graph),

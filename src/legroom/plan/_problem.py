@@ -99,6 +99,8 @@ class Problem:
         last_use: Last position that reads or writes a tensor, by index of the tensor.
         tied: By candidate, all that the same decision holds for, itself included; see Note
             [Problem], rule 5.
+        left_by_forward: Where backward begins, the first operations of it after forward: the bytes
+            of stash that are there whatever is chosen.
         reserved_at: Positions at which more counts as taken than there is.
     """
 
@@ -113,17 +115,8 @@ class Problem:
     candidate_of: dict[int, int]
     last_use: dict[int, int]
     tied: tuple[tuple[int, ...], ...]
+    left_by_forward: dict[int, int]
     reserved_at: tuple[int, ...] = ()
-
-    @property
-    def turning_points(self) -> tuple[int, ...]:
-        """Where backward begins: the first operations of it after forward."""
-        found, is_ahead = [], False
-        for op in self.graph.operations:
-            if op.phase is Phase.BACKWARD and is_ahead:
-                found.append(op.index)
-            is_ahead = op.is_forward or (is_ahead and op.phase is not Phase.BACKWARD)
-        return tuple(found)
 
     def place_of(self, candidate: Candidate) -> Place | None:
         """Where it is in the programs; None for what is made outside all pieces."""
@@ -235,6 +228,7 @@ class _Builder:
             candidate_of=numbers,
             last_use=self._last_use,
             tied=self._ties(candidates),
+            left_by_forward=self._left_by_forward(candidates),
         )
 
     def _alternatives_of(self, op: OperationInfo) -> list[tuple[str, tuple[int, ...]]]:
@@ -362,15 +356,10 @@ class _Builder:
     def _base(self, candidates: tuple[Candidate, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See Note [Problem], rule 3."""
         operations = self._graph.operations
-        ends = {each.tensor: each.last_forward_use for each in candidates}
+        ends = self._ends(candidates)
         changes = [0] * (len(operations) + 1)  # in effect from this position on
         for tensor in self._graph.tensors:
-            if tensor.index in ends:
-                end: int | None = ends[tensor.index]
-            elif tensor.is_planned:
-                end = self._last_use.get(tensor.index, tensor.producer)
-            else:
-                end = tensor.released_after
+            end = ends[tensor.index]
             changes[max(tensor.producer, 0)] += tensor.num_bytes
             if end is not None and end < len(operations):
                 changes[end + 1] -= tensor.num_bytes
@@ -381,6 +370,33 @@ class _Builder:
             during.append(alive + op.workspace_bytes)
             before.append(alive - born[op.index])
         return tuple(before), tuple(during)
+
+    def _ends(self, candidates: tuple[Candidate, ...]) -> dict[int, int | None]:
+        """The last position at which each tensor is alive whatever is chosen; None: it stays."""
+        ends: dict[int, int | None] = {
+            tensor.index: self._last_use.get(tensor.index, tensor.producer)
+            if tensor.is_planned
+            else tensor.released_after
+            for tensor in self._graph.tensors
+        }
+        return ends | {each.tensor: each.last_forward_use for each in candidates}
+
+    def _left_by_forward(self, candidates: tuple[Candidate, ...]) -> dict[int, int]:
+        """See `Problem`."""
+        ends = self._ends(candidates)
+        found: dict[int, int] = {}
+        is_ahead = False
+        for op in self._graph.operations:
+            if op.phase is Phase.BACKWARD and is_ahead:
+                found[op.index] = sum(
+                    tensor.num_bytes
+                    for tensor in self._graph.tensors
+                    if tensor.kind is Kind.STASH
+                    and max(tensor.producer, 0) < op.index
+                    and ((end := ends[tensor.index]) is None or end >= op.index)
+                )
+            is_ahead = op.is_forward or (is_ahead and op.phase is not Phase.BACKWARD)
+        return found
 
     def _bytes_born(self) -> dict[int, int]:
         born: dict[int, int] = defaultdict(int)

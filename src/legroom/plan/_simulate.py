@@ -115,7 +115,8 @@ class Simulator:
         trace = Trace()
         self.run(choice, trace)
         extra = trace.extra_during(self.problem.num_positions)
-        return max((extra[position] for position in self.problem.turning_points), default=0)
+        fixed = self.problem.left_by_forward
+        return max((extra[position] + num for position, num in fixed.items()), default=0)
 
     def profile(self, choice: Choice) -> list[int]:
         """Bytes alive while each operation runs, or while something is given back before it."""
