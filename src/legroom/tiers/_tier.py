@@ -21,7 +21,8 @@ the tensor again, bit for bit. See Note [Tickets].
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -131,3 +132,12 @@ class AbstractTier(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Let everything go: tickets that are still alive are worth nothing afterwards."""
+
+    @final
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[AbstractTier]:
+        """The tier, closed at the end."""
+        try:
+            yield self
+        finally:
+            self.close()
