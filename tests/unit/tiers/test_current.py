@@ -14,7 +14,7 @@ def test_tiers_are_known_by_name():
         kind = tiers.get(name)
         assert kind.name == name
         assert kind.summary
-    with pytest.raises(UnknownNameError, match="unknown tier 'disc'; available: .*disk"):
+    with pytest.raises(UnknownNameError, match=r"unknown tier 'disc'; available: .*disk"):
         tiers.get("disc")
 
 
