@@ -15,6 +15,7 @@ from legroom.cli._plan import plan_command
 from legroom.cli._profile import profile_command
 from legroom.cli._run import run_command
 from legroom.cli._show import show_command
+from legroom.cli._tiers import tiers_command
 from legroom.cli._verify import verify_command
 from legroom.cli._ways import ways_command
 from legroom.errors import LegroomError, ScriptError
@@ -25,6 +26,7 @@ _COMMANDS = (
     run_command,
     verify_command,
     ways_command,
+    tiers_command,
     show_command,
 )
 
@@ -40,6 +42,7 @@ def _group() -> None:
     legroom run --budget 4GiB train.py       the unmodified script, within the budget
     legroom verify --budget 4GiB train.py    the same steps plain and fitted, compared bit for bit
     legroom ways                             everything that a plan can use
+    legroom tiers                            where bytes can be moved, and how fast that is here
     legroom show profile.json                what a command saved, again
     """
 

@@ -32,6 +32,7 @@ from legroom.meter._profile import (
 from legroom.meter._recorder import Recorder
 from legroom.meter._scripted import ScriptProfile, profile_script
 from legroom.meter._session import ProfilingSession, SessionOptions
+from legroom.meter._tier_speed import TierSpeed, tier_speed
 
 __all__ = [
     "SCHEMA",
@@ -58,6 +59,7 @@ __all__ = [
     "SessionOptions",
     "Surroundings",
     "TensorUse",
+    "TierSpeed",
     "build_profile",
     "device_names",
     "modelled_times",
@@ -65,4 +67,5 @@ __all__ = [
     "profile",
     "profile_script",
     "roofline_ms",
+    "tier_speed",
 ]

@@ -10,11 +10,13 @@ from legroom.report._reportable import Reportable, data_of, load_report
 from legroom.report._run_text import print_run, print_run_measured, print_run_plan
 from legroom.report._show import print_report, show
 from legroom.report._text import print_profile
+from legroom.report._tiers_text import TierRow, print_tiers, tiers_data
 from legroom.report._verify_text import print_verification
 from legroom.report._ways_text import print_ways, ways_data
 
 __all__ = [
     "Reportable",
+    "TierRow",
     "data_of",
     "load_report",
     "print_plan",
@@ -23,10 +25,12 @@ __all__ = [
     "print_run",
     "print_run_measured",
     "print_run_plan",
+    "print_tiers",
     "print_verification",
     "print_ways",
     "render_html",
     "show",
+    "tiers_data",
     "ways_data",
     "write_html",
 ]

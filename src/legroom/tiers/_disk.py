@@ -32,7 +32,7 @@ from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.tiers._engine import READ, WRITE, Engine
 from legroom.tiers._extents import ALIGNMENT, Extents, rounded_up
 from legroom.tiers._file import AbstractFile, SystemFile
-from legroom.tiers._folder import choose_folder
+from legroom.tiers._folder import choose_folder, file_system_of
 from legroom.tiers._layout import Layout, is_dense, layout_of, named, new_tensor, relaid
 from legroom.tiers._ticket import Claim, claim_of, is_own_thread, new_ticket, number_of
 from legroom.tiers._tier import AbstractTier, TierUse
@@ -112,9 +112,8 @@ class Disk(AbstractTier):
         if threads < 1:
             raise UsageError(f"threads is {threads!r}; the disk tier needs at least one")
         self._file = file
-        self._engine = Engine(
-            file, num_threads=0 if synchronous else threads, chunk_bytes=chunk_bytes
-        )
+        self._num_threads = 0 if synchronous else threads
+        self._engine = Engine(file, num_threads=self._num_threads, chunk_bytes=chunk_bytes)
         self._chunk_bytes = chunk_bytes
         self._slots: dict[int, _Slot] = {}
         self._unsettled: dict[int, _Slot] = {}
@@ -164,6 +163,17 @@ class Disk(AbstractTier):
     def is_usable(self) -> bool:
         """Whether it is neither closed nor another process's."""
         return not (self._is_forked or self._engine.is_closed)
+
+    def describe(self) -> dict[str, str]:
+        """Where it is and how it works."""
+        number = os.stat(self.folder).st_dev
+        return {
+            "where": str(self.folder),
+            "file_system": file_system_of(self.folder),
+            "device": f"{os.major(number)}:{os.minor(number)}",
+            "access": "direct" if self.is_direct else "page cache",
+            "threads": str(self._num_threads) if self._num_threads else "none",
+        }
 
     def free_bytes(self) -> int:
         """What its file system has left, beside what the file has."""

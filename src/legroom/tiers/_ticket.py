@@ -35,11 +35,12 @@ class Claim:
     __slots__ = ("__weakref__", "_release", "number")
 
     def __init__(self, release: Callable[[int], None]) -> None:
-        self.number = next(_numbers)
-        self._release = release
+        self.number, self._release = next(_numbers), release  # both, or neither with Ctrl-C
 
     def __del__(self) -> None:
-        self._release(self.number)
+        release = getattr(self, "_release", None)
+        if release is not None:
+            release(self.number)
 
 
 @final

@@ -21,7 +21,8 @@ the tensor again, bit for bit. See Note [Tickets].
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -54,10 +55,12 @@ class AbstractTier(abc.ABC):
     Attributes:
         name: As in `legroom tiers`.
         summary: What it is, in a clause.
+        device_type: Where tensors are that it is made for.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    device_type: ClassVar[str] = "cpu"
 
     @classmethod
     @abc.abstractmethod
@@ -72,6 +75,14 @@ class AbstractTier(abc.ABC):
     @abc.abstractmethod
     def is_usable(self) -> bool:
         """Whether it is neither closed nor another process's."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, str]:
+        """Where it is and how it works: all that its speed depends on. `where` is for people."""
+
+    @abc.abstractmethod
+    def free_bytes(self) -> int:
+        """What could still be set aside."""
 
     @abc.abstractmethod
     def put(self, tensor: torch.Tensor, *, label: str = "") -> torch.Tensor:
@@ -131,3 +142,12 @@ class AbstractTier(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Let everything go: tickets that are still alive are worth nothing afterwards."""
+
+    @final
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[AbstractTier]:
+        """The tier, closed at the end."""
+        try:
+            yield self
+        finally:
+            self.close()
