@@ -110,6 +110,7 @@ class Planner:
         planned: The captured step, with times.
         rewrites: What was done to the graph where it applied; named, not decided.
         costs: Of what ways run themselves, by signature.
+        rewrite_ms: What rewrites in reserve add to the step, whatever is chosen.
         preset: The one recipe to follow; None: all compete, and so do solvers.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
@@ -124,6 +125,7 @@ class Planner:
         variants: tuple[type[AbstractVariant], ...],
         rewrites: tuple[type[AbstractRewrite], ...] = (),
         costs: Mapping[str, RunCost] | None = None,
+        rewrite_ms: float = 0.0,
         exactness: str = "bitwise",
         preset: str | None = None,
         time_limit_s: float = 30.0,
@@ -136,7 +138,7 @@ class Planner:
         self._time_limit_s = time_limit_s
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._ways, self._variants, self._rewrites = ways, variants, rewrites
-        self._costs = costs
+        self._costs, self.rewrite_ms = costs, rewrite_ms
         problem = build_problem(planned, ways, variants, costs)
         self._orders = [_Order(_CAPTURED, problem, Archive())]
         self._bounds: dict[int, tuple[float, bool]] = {}
@@ -348,8 +350,8 @@ class Planner:
         return Plan(
             budget_bytes=budget_bytes,
             predicted_peak_bytes=entry.outcome.peak_bytes,
-            added_ms=added_ms,
-            bound_ms=bound_ms,
+            added_ms=added_ms + self.rewrite_ms,
+            bound_ms=bound_ms + self.rewrite_ms,
             gap=_gap(added_ms, bound_ms, problem.step_ms),
             preset=entry.origin,
             exactness=self._exactness,
@@ -505,8 +507,8 @@ class Planner:
         return FrontierPoint(
             budget_bytes,
             outcome.peak_bytes,
-            outcome.added_ms,
-            bound_ms,
+            outcome.added_ms + self.rewrite_ms,
+            bound_ms + self.rewrite_ms,
             _gap(outcome.added_ms, bound_ms, self.problem.step_ms),
             best[0].origin,
         )
