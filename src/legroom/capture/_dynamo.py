@@ -226,15 +226,15 @@ def own_call(module: nn.Module) -> Callable[..., Any]:
 
 def prepared(
     graph: fx.GraphModule, *, detached: frozenset[int], rewrites: tuple[Rewrite, ...] = ()
-) -> tuple[fx.GraphModule, list[str]]:
-    """The graph as it is to be differentiated, and what rewrites say of it.
+) -> tuple[fx.GraphModule, list[str], tuple[Rewrite, ...]]:
+    """The graph as it is to be differentiated, what rewrites say of it, and which changed it.
 
     Args:
         detached: Places of outputs that nobody takes gradients of.
         rewrites: Change it, one after the other.
     """
     if not detached and not rewrites:
-        return graph, []
+        return graph, [], ()
     copied = fx.Graph()
     returned: Any = copied.graph_copy(graph.graph, {})
     outputs = [
@@ -243,9 +243,18 @@ def prepared(
     ]
     copied.output(tuple(outputs))
     made = fx.GraphModule(graph, copied)
-    notes = [note for rewrite in rewrites for note in rewrite(made)]
+    notes, changed = [], []
+    for rewrite in rewrites:
+        before = _operations(made)
+        notes += rewrite(made)
+        if _operations(made) != before:
+            changed.append(rewrite)
     made.recompile()
-    return made, notes
+    return made, notes, tuple(changed)
+
+
+def _operations(graph: fx.GraphModule) -> list[tuple[str, Any]]:
+    return [(node.op, node.target) for node in graph.graph.nodes]
 
 
 def source_key(graph: fx.GraphModule, inputs: tuple[Any, ...] | list[Any]) -> str:

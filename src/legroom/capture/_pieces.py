@@ -109,6 +109,7 @@ class Pieces:
     Attributes:
         codes: The joint graphs that were captured.
         sources: The graphs of TorchDynamo's behind them.
+        rewritten_by: The rewrites that changed any of those.
         is_learning: Whether this is the first of the two steps.
     """
 
@@ -126,6 +127,7 @@ class Pieces:
         self.sources: list[_Source] = []
         self.is_learning = True
         self.failures: dict[str, str] = {}
+        self.rewritten_by: tuple[Rewrite, ...] = ()
         self._rewrites = rewrites
         self._notes: dict[str, None] = {}
         self._forgets = forgets
@@ -184,6 +186,21 @@ class Pieces:
         for source in self.sources:
             source.leave_out(unfaithful)
         return bool(unfaithful)
+
+    def would_change(self, rewrites: tuple[Rewrite, ...]) -> bool:
+        """Whether any of these that was not applied would change a piece."""
+        return any(
+            rewrite not in self._rewrites
+            for source in self.sources
+            for rewrite in source.changed_by(rewrites)
+        )
+
+    def start_over(self, rewrites: tuple[Rewrite, ...]) -> None:
+        """Make the pieces anew, in the next step, with other rewrites."""
+        self._rewrites, self.rewritten_by = rewrites, ()
+        self.codes, self._notes = [], {}
+        for source in self.sources:
+            source.start_over()
 
     def not_captured(self) -> Iterator[NotCaptured]:
         """Calls that are no pieces, and places where one had to end."""
@@ -255,8 +272,11 @@ class Pieces:
             root: Path of the module that was called.
         """
         traced = _Traced(self._recorder)
-        graph, notes = prepared(graph, detached=detached, rewrites=self._rewrites)
+        graph, notes, changed = prepared(graph, detached=detached, rewrites=self._rewrites)
         self._notes |= dict.fromkeys(notes)
+        self.rewritten_by = tuple(
+            each for each in self._rewrites if each in (*self.rewritten_by, *changed)
+        )
 
         def partition(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
             traced.code = read_joint_graph(
@@ -321,6 +341,16 @@ class _Source:
         """Run as it is from now on, if it became one of these pieces."""
         if self._number in pieces:
             self.is_left_out, self._number = True, -1
+
+    def changed_by(self, rewrites: tuple[Rewrite, ...]) -> tuple[Rewrite, ...]:
+        """Which of these would change the piece that it became; none if it became none."""
+        if self._number < 0:
+            return ()
+        return prepared(self._graph, detached=self._unused, rewrites=rewrites)[2]
+
+    def start_over(self) -> None:
+        """Become another piece when it is called again."""
+        self._piece, self._number = None, -1
 
     def forget(self) -> None:
         """Let go of everything: TorchDynamo leaves us in the globals of what it compiled."""

@@ -9,7 +9,9 @@ Note [Four steps].
 # 1. From the start on, everything that training changes is fake, and every operation is recorded.
 # 2. The first step makes the optimizer's state. The second is recorded as the plain step, and tells
 #    which modules are called from outside. The third and fourth are Note [Pieces], rule 1.
-# 3. In the end everything is as it was; see Note [Exchange].
+# 3. Where there are rewrites in reserve that would change a piece, a fifth step is recorded with
+#    them. A program that ends before it has still been captured without.
+# 4. In the end everything is as it was; see Note [Exchange].
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -58,12 +60,31 @@ class Capture:
         planned: The same step, with modules captured as pieces whose tensors can be planned.
         seconds: How long capturing took.
         sources: The graphs that the engine will meet again.
+        rewritten_by: The rewrites that changed any of those.
+        reserve: The same step, captured with the rewrites in reserve as well; None where there are
+            none, or they change nothing.
+        without_reserve: Of a reserve: the planned step as it is without those rewrites.
     """
 
     plain: Graph
     planned: Graph
     seconds: float
     sources: tuple[SourceInfo, ...] = ()
+    rewritten_by: tuple[Rewrite, ...] = ()
+    reserve: Capture | None = None
+    without_reserve: Graph | None = None
+
+
+@final
+@dataclass(frozen=True)
+class _Recorded:
+    """A step that was recorded with its pieces."""
+
+    span: range
+    num_pieces: int
+    not_captured: tuple[NotCaptured, ...]
+    sources: tuple[SourceInfo, ...]
+    rewritten_by: tuple[Rewrite, ...]
 
 
 class _Step(enum.Enum):
@@ -84,6 +105,7 @@ class StepCapture(AbstractTrainingObserver):
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change; decides how recurrent layers are captured.
         rewrites: Change graphs before they are differentiated.
+        reserve: The rewrites of a second capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
     """
@@ -94,12 +116,15 @@ class StepCapture(AbstractTrainingObserver):
         models: Iterable[nn.Module] = (),
         exactness: str = "bitwise",
         rewrites: tuple[Rewrite, ...] = (),
+        reserve: tuple[Rewrite, ...] = (),
         forgets: bool = True,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
         self._models = list(models)
         self._exactness = exactness
         self._rewrites = rewrites
+        self._reserve = reserve
+        self._recorded: list[_Recorded] = []
         self._forgets = forgets
         self._on_progress = on_progress or (lambda text: None)
         self._open = contextlib.ExitStack()
@@ -137,8 +162,11 @@ class StepCapture(AbstractTrainingObserver):
             self._plain_hooks.close()
         if self._pieces is not None:
             self._pieces.step_ends()
-        if step is _Step.PIECES and self._leave_out_unfaithful():
-            self._steps.append(_Step.PIECES)  # once more, without them
+        if step is _Step.PIECES:
+            if self._leave_out_unfaithful():
+                self._steps.append(_Step.PIECES)  # once more, without them
+            else:
+                self._note_recorded()
         if self._steps:
             self._begin(self._steps[0])
         return not self._steps
@@ -150,32 +178,61 @@ class StepCapture(AbstractTrainingObserver):
         operations = [self._recorder.operations[place] for place in self._spans[_Step.PIECES]]
         return self._pieces.leave_out_unfaithful(operations)
 
+    def _note_recorded(self) -> None:
+        """Keep what was recorded; see Note [Four steps], rule 3, for what comes next."""
+        assert self._pieces is not None, "legroom: no pieces after the last step"
+        self._recorded.append(
+            _Recorded(
+                span=self._spans[_Step.PIECES],
+                num_pieces=len(self._pieces.codes),
+                not_captured=tuple(self._pieces.not_captured()),
+                sources=tuple(source.info() for source in self._pieces.sources),
+                rewritten_by=self._pieces.rewritten_by,
+            )
+        )
+        if len(self._recorded) == 1 and self._pieces.would_change(self._reserve):
+            self._pieces.start_over(self._reserve)
+            self._steps.append(_Step.PIECES)  # once more, with them
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether `finish` has something to hand over, although more steps may come."""
+        return bool(self._recorded)
+
     def finish(self) -> Capture:
         """Put everything back and hand over what was captured.
 
         Raises:
             NothingCapturedError: No call of a module could be captured.
         """
-        assert not self._steps, "legroom: finish() before the last step has ended"
-        assert self._pieces is not None, "legroom: no pieces after the last step"
-        notes = tuple(self._pieces.not_captured())
-        sources = tuple(source.info() for source in self._pieces.sources)
+        assert self.is_enough, "legroom: finish() before the last step has ended"
         self.abandon()
-        if not self._pieces.codes:
-            raise NothingCapturedError(tuple(f"{note.what}: {note.why}" for note in notes))
+        first, *others = self._recorded
+        if not first.num_pieces:
+            reasons = tuple(f"{note.what}: {note.why}" for note in first.not_captured)
+            raise NothingCapturedError(reasons)
         blocks = repeated_blocks(self._watch)
         assumed = tuple(self._assumptions())
         plain = build_graph(
             self._recorder, self._spans[_Step.PLAIN], blocks=blocks, not_captured=assumed
         )
-        planned = build_graph(
-            self._recorder,
-            self._spans[_Step.PIECES],
-            blocks=blocks,
-            num_pieces=len(self._pieces.codes),
-            not_captured=assumed + notes,
-        )
-        return Capture(plain, planned, time.perf_counter() - self._began, sources)
+        seconds = time.perf_counter() - self._began
+
+        def built(recorded: _Recorded) -> Capture:
+            planned = build_graph(
+                self._recorder,
+                recorded.span,
+                blocks=blocks,
+                num_pieces=recorded.num_pieces,
+                not_captured=assumed + recorded.not_captured,
+            )
+            return Capture(plain, planned, seconds, recorded.sources, recorded.rewritten_by)
+
+        capture = built(first)
+        if not others:
+            return capture
+        reserve = replace(built(others[0]), without_reserve=capture.planned)
+        return replace(capture, reserve=reserve)
 
     def abandon(self) -> None:
         """Put everything back as it was. Safe to call twice."""
@@ -324,19 +381,21 @@ def capture_step(
     models: Iterable[nn.Module] = (),
     exactness: str = "bitwise",
     rewrites: tuple[Rewrite, ...] = (),
+    reserve: tuple[Rewrite, ...] = (),
     forgets: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> Capture:
     """Capture a training step: forward, loss, backward and optimizer.
 
-    The step is called four times, on tensors that have no memory. Afterwards parameters, buffers,
-    gradients, optimizer state and random numbers are as they were.
+    The step is called four times, or five with a reserve, on tensors that have no memory.
+    Afterwards parameters, buffers, gradients, optimizer state and random numbers are as they were.
 
     Args:
         step: Runs one training step.
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change: `"bitwise"`, `"rounding"` or `"lossy"`.
         rewrites: Change graphs before they are differentiated.
+        reserve: The rewrites of a second capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
 
@@ -351,6 +410,7 @@ def capture_step(
         models=models,
         exactness=exactness,
         rewrites=rewrites,
+        reserve=reserve,
         forgets=forgets,
         on_progress=on_progress,
     )

@@ -114,8 +114,8 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
             picks among its forms. `legroom ways` lists them.
         time_limit_s: Longest time to solve.
         step: Does one training step as the loop will. The plan is then made now, from the whole
-            step, what happens outside `target` included; `step` is called four times on tensors
-            that have no memory.
+            step, what happens outside `target` included; `step` is called four or five times on
+            tensors that have no memory.
         on_progress: Called with a stage, how much of it is done, and how much there is.
 
     Raises:
@@ -308,7 +308,7 @@ class Fitted:
                 self._watch.close()  # planning is no part of the step that is being measured
             with self._observer.around_planning():
                 kind = kind or self._plan_kind(key, args, kwargs)
-                is_same = has_seen_zeros and not kind.use_density(self, self._options)
+                is_same = has_seen_zeros and not kind.use_density(self)
                 self._measure_batch(kind, args, kwargs)
             self._latest = self._plans[key] = kind
             if is_due:
@@ -384,7 +384,7 @@ class Fitted:
         if is_lossy(kind):
             parameters = [param for param in self._parameters() if param.requires_grad]
             check = AccuracyCheck(
-                self, kind, self._options, (args, kwargs), self._module, parameters
+                self, kind, kind.step_plan.options, (args, kwargs), self._module, parameters
             )
             self._is_busy = True
             try:
@@ -392,7 +392,7 @@ class Fitted:
             finally:
                 self._is_busy = False
         elif not kind.num_calls and self._num_overflows[kind.key] < _MOST_OVERFLOWS:
-            kind.watch_density(self, self._options)
+            kind.watch_density(self)
         kind.is_checked = True
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
@@ -455,7 +455,7 @@ class Fitted:
             step_plan.programs,
             executor=self._executor if probe is None and witness is None else Eager(),
             exactness=self._options.exactness,
-            rewrites=self._options.rewrites,
+            rewrites=step_plan.options.rewrites,
             probe=probe,
             witness=witness,
         )

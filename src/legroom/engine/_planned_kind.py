@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, final
 
+from legroom import variants
 from legroom.engine._call_key import CallKey
 from legroom.engine._density import DensityWatch, density_watch
 from legroom.engine._run_report import RunReport
@@ -16,7 +17,6 @@ from legroom.engine._step_plan import StepPlan
 from legroom.engine.graph import PlannedCall
 from legroom.errors import BudgetExceededError, InfeasibleBudgetError
 from legroom.meter import PeakReading
-from legroom.plan import PlanOptions
 from legroom.units import format_bytes
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class PlannedKind:
         self.call = owner.compile(self.step_plan)
         owner.compile_again(self.step_plan)
 
-    def watch_density(self, owner: Fitted, options: PlanOptions) -> None:
+    def watch_density(self, owner: Fitted) -> None:
         """Have the first call watched, where that can pay."""
-        self.density_watch = density_watch(self, options)
+        self.density_watch = density_watch(self, self.step_plan.options)
         if self.density_watch is not None:
             self.forget()
             self.call = owner.compile(self.step_plan, witness=self.density_watch.witness)
@@ -92,10 +92,10 @@ class PlannedKind:
             self.density_watch = None
         return self.density_watch is not None
 
-    def use_density(self, owner: Fitted, options: PlanOptions) -> bool:
+    def use_density(self, owner: Fitted) -> bool:
         """Plan again with what the first call has shown; whether that pays."""
         watch, self.density_watch = self.density_watch, None
-        if watch is None or not watch.plan_again(self.step_plan, options):
+        if watch is None or not watch.plan_again(self.step_plan, self.step_plan.options):
             return False
         self.follow_plan(owner)
         return True
@@ -143,6 +143,7 @@ class PlannedKind:
     def report(self, owner: Fitted) -> RunReport:
         """What was planned and measured."""
         step_plan = self.step_plan
+        rewritten_by = step_plan.capture.rewritten_by if step_plan.programs else ()
         return RunReport.of(
             step_plan.plan,
             budget_bytes=step_plan.budget_bytes,
@@ -153,6 +154,7 @@ class PlannedKind:
             planning_s=step_plan.planning_s,
             replans=step_plan.replans,
             gradient_error=step_plan.gradient_error,
+            rewrites=variants.names_of(rewritten_by),
             not_planned=(
                 *step_plan.not_planned,
                 *(("a graph", why) for why in self.unplanned),

@@ -29,6 +29,7 @@ class RunReport:
         not_planned: What runs as it is, and why.
         gradient_error: How far a lossy plan's gradients are off on the first batch: norm of the
             difference over the norm; None where nothing lossy is used.
+        rewrites: Names of the rewrites that changed the graphs that run.
         model: What was planned, as `legroom run` names it.
         models: Where several were planned, the report of each; this one then is of the one with
             the largest predicted peak.
@@ -48,6 +49,7 @@ class RunReport:
     preset: str = ""
     exactness: str = "bitwise"
     gradient_error: float | None = None
+    rewrites: tuple[str, ...] = ()
     model: str = ""
     models: tuple[RunReport, ...] = ()
 

@@ -34,6 +34,7 @@ from legroom.plan import (
     Plan,
     Planner,
     PlanOptions,
+    plan_with_reserve,
     planner_of,
     stage_of,
 )
@@ -48,6 +49,7 @@ class StepPlan:
     """A captured step with its planner, and the plan that is carried out now.
 
     Attributes:
+        options: Those that it was captured with; see Note [Reserve].
         budget: As it was asked for; a share means another number of bytes once it is known what
             lies outside the made-up step.
         reserved_bytes: What was measured beyond the prediction, and is kept free since.
@@ -56,6 +58,7 @@ class StepPlan:
     """
 
     capture: Capture
+    options: PlanOptions
     planner: Planner
     budget: Budget
     budget_bytes: int
@@ -171,9 +174,22 @@ def plan_call(
         models=models,
         exactness=options.exactness,
         rewrites=options.rewrites,
+        reserve=options.reserve,
         forgets=forgets,
         on_progress=stage_of(on_progress),
     )
+
+    def plan(capture: Capture, options: PlanOptions) -> StepPlan:
+        return _plan_capture(capture, options, started, on_progress)
+
+    return plan_with_reserve(
+        capture, options, plan, floor_bytes=lambda step_plan: step_plan.planner.floor_bytes
+    )
+
+
+def _plan_capture(
+    capture: Capture, options: PlanOptions, started: float, on_progress: OnProgress | None
+) -> StepPlan:
     planner, notes = planner_of(capture, options, on_progress=on_progress)
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
@@ -181,6 +197,7 @@ def plan_call(
     plan, programs = _plan_within(planner, budget_bytes)
     return StepPlan(
         capture=capture,
+        options=options,
         planner=planner,
         budget=budget,
         budget_bytes=budget_bytes,

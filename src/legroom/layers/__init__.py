@@ -5,14 +5,18 @@ puts them into a model.
 """
 
 from legroom.layers._activations import GELU, Mish, SiLU, Softplus
+from legroom.layers._chunked_mlp import ChunkedMLP, chunked_mlp, rows_at_a_time
 from legroom.layers._dropout import Dropout
 from legroom.layers._known import known_activation
 from legroom.layers._linear_cross_entropy import LinearCrossEntropy, linear_cross_entropy
 from legroom.layers._norms import GroupNorm, InPlaceBatchNorm, LayerNorm, RMSNorm
+from legroom.layers._pointwise import POINTWISE, pointwise_name
 from legroom.layers._swap import swap
 
 __all__ = [
     "GELU",
+    "POINTWISE",
+    "ChunkedMLP",
     "Dropout",
     "GroupNorm",
     "InPlaceBatchNorm",
@@ -22,7 +26,10 @@ __all__ = [
     "RMSNorm",
     "SiLU",
     "Softplus",
+    "chunked_mlp",
     "known_activation",
     "linear_cross_entropy",
+    "pointwise_name",
+    "rows_at_a_time",
     "swap",
 ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -13,6 +13,7 @@ from legroom.capture import real_tensors
 
 Activation = tuple[Callable[..., torch.Tensor], dict[str, Any]]
 """A function of PyTorch's, and what it is told beside the tensor."""
+LabelT = TypeVar("LabelT")
 
 _KNOWN: tuple[Activation, ...] = (
     (functional.gelu, {"approximate": "tanh"}),
@@ -30,17 +31,29 @@ def known_activation(compute: Callable[[torch.Tensor], Any]) -> Activation | Non
         compute: What it is; called with real tensors of one dimension, float64. What it raises
             means that it is none.
     """
+    candidates = (
+        ((function, options), functools.partial(function, **options))
+        for function, options in _KNOWN
+    )
+    return known_function(compute, candidates)
+
+
+def known_function(
+    compute: Callable[[torch.Tensor], Any],
+    candidates: Iterable[tuple[LabelT, Callable[[torch.Tensor], torch.Tensor]]],
+) -> LabelT | None:
+    """The label of the candidate that something computes; None where it is none of them."""
     with real_tensors(), torch.no_grad():
         values = _grid()
         try:
-            found = compute(values)
+            found = compute(values.clone())  # which it may change
         except Exception:  # whatever somebody's code raises
             return None
         if not isinstance(found, torch.Tensor) or found.shape != values.shape:
             return None
-        for function, options in _KNOWN:
-            if (found - function(values, **options)).abs().max() <= _CLOSE:
-                return function, options
+        for label, function in candidates:
+            if (found - function(values)).abs().max() <= _CLOSE:
+                return label
     return None
 
 

@@ -27,6 +27,7 @@ from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan._problem import Place, Problem
 from legroom.plan._program import Instruction, PieceProgram
 from legroom.plan._report import OnProgress, build_report, planner_of, with_times
+from legroom.plan._reserve import plan_with_reserve
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
@@ -58,6 +59,7 @@ __all__ = [
     "parse_budget",
     "plan",
     "plan_script",
+    "plan_with_reserve",
     "planner_of",
     "report_faults",
     "simulate_plain",

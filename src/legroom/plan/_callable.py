@@ -27,9 +27,9 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
 ) -> PlanReport:
     """Say into which budgets a training step would fit, and at what cost, before it runs.
 
-    The step is called four times on tensors that have no memory, and nothing is trained; only
-    single operations are run, to be timed. Parameters, optimizer state and random numbers stay as
-    they are.
+    The step is called four or five times on tensors that have no memory, and nothing is trained;
+    only single operations are run, to be timed. Parameters, optimizer state and random numbers stay
+    as they are.
 
     Args:
         step: Does one whole training step: forward, loss, backward, optimizer step.
@@ -76,6 +76,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         step,
         exactness=exactness,
         rewrites=options.rewrites,
+        reserve=options.reserve,
         on_progress=stage_of(on_progress),
     )
     name = getattr(step, "__name__", "step")

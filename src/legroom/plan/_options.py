@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from legroom import variants, ways
@@ -101,8 +101,29 @@ class PlanOptions:
     @property
     def rewrites(self) -> tuple[Rewrite, ...]:
         """What changes graphs before they are differentiated."""
-        found = variants.rewrites(self.variant_names, exactness=Exactness(self.exactness))
-        return tuple(each.apply for each in found)
+        return tuple(each.apply for each in self._rewrites if each.name not in self._in_reserve)
+
+    @property
+    def reserve(self) -> tuple[Rewrite, ...]:
+        """The same with those in reserve, where they could be needed; see Note [Reserve]."""
+        budget = self.chosen_budget
+        is_bounded = self.device is not None if budget is None else not budget.is_free
+        if not is_bounded or self.preset is not None or not self._in_reserve:
+            return ()
+        return tuple(each.apply for each in self._rewrites)
+
+    def with_reserve(self) -> PlanOptions:
+        """The options of a plan that uses what is in reserve."""
+        return replace(self, asked=(*self.asked, *self._in_reserve))
+
+    @property
+    def _rewrites(self) -> tuple[type[variants.AbstractRewrite], ...]:
+        return variants.rewrites(self.variant_names, exactness=Exactness(self.exactness))
+
+    @property
+    def _in_reserve(self) -> tuple[str, ...]:
+        names = (each.name for each in self._rewrites if each.costs_time)
+        return tuple(name for name in names if name not in self.asked)
 
     def _among(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
         return None if self.ways is None else tuple(name for name in self.ways if name in known)

@@ -150,6 +150,7 @@ class PlanReport:
         state_bytes: Weights, gradients and optimizer state.
         step_ms: Predicted time of the plain step; the sum of its operations' times.
         measured_share: Share of `step_ms` that was measured rather than modelled.
+        rewrites: Names of the rewrites that changed the captured step.
         frontier: From the plain peak down to the floor.
         chosen: The plan for the budget that was asked for, if one was.
         not_planned: What could not be captured or planned, and why: what, why, bytes.
@@ -182,6 +183,7 @@ class PlanReport:
     swept_argument: str = ""
     peak_kinds: dict[str, int] = field(default_factory=dict)
     phase_peaks: dict[str, int] = field(default_factory=dict)
+    rewrites: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as `legroom.plan/1` has it: the chosen plan's fields at the top."""

@@ -91,6 +91,7 @@ class Planner:
         planned: The captured step, with times.
         rewrites: What was done to the graph where it applied; named, not decided.
         costs: Of what ways run themselves, by signature.
+        rewrite_ms: What rewrites in reserve add to the step, whatever is chosen.
         preset: The one recipe to follow; None: all compete, and so do solvers.
         stash: Bound on what forward leaves for backward, in bytes or as a share of what it leaves
             in the plain step; None: only the peak is bounded. Holds for `plan` and `programs`;
@@ -108,6 +109,7 @@ class Planner:
         variants: tuple[type[AbstractVariant], ...],
         rewrites: tuple[type[AbstractRewrite], ...] = (),
         costs: Mapping[str, RunCost] | None = None,
+        rewrite_ms: float = 0.0,
         exactness: str = "bitwise",
         preset: str | None = None,
         stash: Budget | None = None,
@@ -120,6 +122,7 @@ class Planner:
         self._exactness = exactness
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._techniques = (*ways, *variants, *rewrites)
+        self.rewrite_ms = rewrite_ms
         self._setting = Setting(
             graph=planned,
             ways=ways,
@@ -238,8 +241,8 @@ class Planner:
         return Plan(
             budget_bytes=budget_bytes,
             predicted_peak_bytes=outcome.peak_bytes,
-            added_ms=outcome.added_ms,
-            bound_ms=bound_ms,
+            added_ms=outcome.added_ms + self.rewrite_ms,
+            bound_ms=bound_ms + self.rewrite_ms,
             gap=gap_of(outcome.added_ms, bound_ms, problem.step_ms),
             preset=entry.origin,
             exactness=self._exactness,
@@ -377,8 +380,8 @@ class Planner:
         return FrontierPoint(
             budget_bytes,
             outcome.peak_bytes,
-            outcome.added_ms,
-            bound_ms,
+            outcome.added_ms + self.rewrite_ms,
+            bound_ms + self.rewrite_ms,
             gap_of(outcome.added_ms, bound_ms, self.problem.step_ms),
             best[0].origin,
         )

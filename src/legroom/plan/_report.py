@@ -17,6 +17,7 @@ from legroom.meter import OperationTime, OperationTimes, modelled_times, parse_d
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._planner import Planner
+from legroom.plan._reserve import plan_with_reserve
 from legroom.ways import AbstractWay, Exactness, RunCost
 
 OnProgress = Callable[[str, int, int], None]
@@ -34,13 +35,25 @@ def build_report(
     Raises:
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
+
+    def report(capture: Capture, options: PlanOptions) -> PlanReport:
+        return _report(capture, options, target=target, on_progress=on_progress)
+
+    return plan_with_reserve(
+        capture, options, report, floor_bytes=lambda report: report.floor_peak_bytes
+    )
+
+
+def _report(
+    capture: Capture, options: PlanOptions, *, target: str, on_progress: OnProgress | None
+) -> PlanReport:
     planner, notes = planner_of(capture, options, on_progress=on_progress)
     started = time.perf_counter()
     planned = planner.graph
     budget_bytes = _budget_bytes(options, planner)
     chosen = None if budget_bytes is None else planner.plan(budget_bytes)
     frontier = planner.frontier(options.num_points)
-    step_ms = planned.step_ms
+    step_ms = planned.step_ms - planner.rewrite_ms
     measured_ms = sum(op.time_ms for op in planned.operations if op.is_measured)
     return PlanReport(
         target=target,
@@ -50,11 +63,12 @@ def build_report(
         floor_peak_bytes=planner.floor_bytes,
         state_bytes=planner.plain.state_bytes,
         step_ms=step_ms,
-        measured_share=measured_ms / step_ms if step_ms else 0.0,
+        measured_share=measured_ms / planned.step_ms if planned.step_ms else 0.0,
         num_tensors=len(planner.problem.candidates),
         num_operations=len(planned.operations),
         num_pieces=planned.num_pieces,
         ways=planner.technique_names,
+        rewrites=variants.names_of(capture.rewritten_by),
         exactness=options.exactness,
         capture_s=capture.seconds,
         solve_s=time.perf_counter() - started,
@@ -110,12 +124,14 @@ class Timed:
 
     Attributes:
         costs: Of what ways run themselves, by signature.
+        rewrite_ms: What rewrites in reserve add to the step.
         notes: What could not be measured, in sentences.
     """
 
     plain: Graph
     planned: Graph
     costs: dict[str, RunCost]
+    rewrite_ms: float
     notes: list[str]
 
 
@@ -129,9 +145,12 @@ def with_times(
     """The plain and the planned graph, and what the ways would run, with times."""
     own = _own_signatures(capture.planned, ways)
     times = stopwatch.measure([*_signatures(capture), *own], on_progress=on_progress)
+    planned, without = _timed(capture.planned, times), capture.without_reserve
+    added_ms = 0.0 if without is None else planned.step_ms - _timed(without, times).step_ms
     return Timed(
         plain=_timed(capture.plain, times),
-        planned=_timed(capture.planned, times),
+        planned=planned,
+        rewrite_ms=max(0.0, added_ms),
         costs={
             each: RunCost(times[each].ms, times[each].workspace_bytes)
             for each in own
@@ -161,6 +180,7 @@ def planner_of(
         variants=variants.select(options.variant_names, exactness=exactness),
         rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
+        rewrite_ms=timed.rewrite_ms,
         exactness=options.exactness,
         preset=options.preset,
         stash=options.chosen_stash,
@@ -173,7 +193,8 @@ def planner_of(
 def _signatures(capture: Capture) -> list[str]:
     return [
         op.signature
-        for graph in (capture.planned, capture.plain)
+        for graph in (capture.planned, capture.plain, capture.without_reserve)
+        if graph is not None
         for op in graph.operations
         if op.signature
     ]

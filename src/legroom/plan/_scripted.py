@@ -53,6 +53,7 @@ class _Run:
         self._capture = StepCapture(
             exactness=options.exactness,
             rewrites=options.rewrites,
+            reserve=options.reserve,
             on_progress=stage_of(on_progress),
         )
         self._on_progress = on_progress
@@ -70,6 +71,8 @@ class _Run:
                 self._capture.abandon()
         if self._own_error is not None:
             raise self._own_error
+        if self._captured is None and self._capture.is_enough:
+            self._captured = self._capture.finish()  # it ended before the step with the reserve
         if self._captured is None:
             raise self._explain(outcome)
         return self._captured

@@ -6,7 +6,9 @@ the tests pick it up.
 
 from __future__ import annotations
 
+from legroom.capture import Rewrite
 from legroom.registry import Registry
+from legroom.variants._chunked_mlp import ChunkedMLP
 from legroom.variants._loss_without_logits import LossWithoutLogits
 from legroom.variants._relu import ReluFromInput
 from legroom.variants._rewrite import AbstractRewrite
@@ -18,12 +20,14 @@ from legroom.ways import Exactness
 __all__ = [
     "AbstractRewrite",
     "AbstractVariant",
+    "ChunkedMLP",
     "LossWithoutLogits",
     "ReluFromInput",
     "ShapeOnly",
     "SpelledOut",
     "get",
     "names",
+    "names_of",
     "register",
     "rewrites",
     "select",
@@ -38,6 +42,7 @@ _VARIANTS: Registry[type[AbstractVariant] | type[AbstractRewrite]] = Registry(
         ShapeOnly,
         SpelledOut,
         LossWithoutLogits,
+        ChunkedMLP,
     ),
 )
 register, unregister = _VARIANTS.register, _VARIANTS.unregister
@@ -58,6 +63,15 @@ def rewrites(
     """The enabled rewrites that are exact enough."""
     allowed = _allowed(enabled, exactness)
     return tuple(each for each in allowed if issubclass(each, AbstractRewrite))
+
+
+def names_of(applied: tuple[Rewrite, ...]) -> tuple[str, ...]:
+    """The names of rewrites that were applied, as capture knows them."""
+    return tuple(
+        each.name
+        for each in _VARIANTS
+        if issubclass(each, AbstractRewrite) and each.apply in applied
+    )
 
 
 def variant(name: str) -> type[AbstractVariant]:

@@ -12,6 +12,7 @@ from torch import fx
 from torch.nn import functional
 
 from legroom.layers import linear_cross_entropy
+from legroom.variants._nodes import LINEAR, linear_arguments, reshaping_name, value_of
 from legroom.variants._rewrite import AbstractRewrite
 from legroom.ways import Exactness
 
@@ -19,9 +20,7 @@ _FEWEST_BYTES = 2**20
 """Of logits: nobody misses less."""
 _WITHOUT_GRADIENT = frozenset({"detach", "argmax"})
 _AS_IT_IS = frozenset({"contiguous", "float", "clone"})
-_LINEAR: Any = (functional.linear, torch._C._nn.linear)
 _LOG_SOFTMAX = (functional.log_softmax, torch.log_softmax)
-_RESHAPING = frozenset({"view", "reshape", "flatten"})
 
 
 @final
@@ -75,14 +74,14 @@ class _Loss:
         while isinstance(found, fx.Node) and _keeps_rows(found):
             path.insert(0, found)
             found = found.args[0]
-        if not isinstance(found, fx.Node) or found.target not in _LINEAR:
+        if not isinstance(found, fx.Node) or found.target not in LINEAR:
             return None
         return cls(node, found, path, options)
 
     @property
     def logits_bytes(self) -> int:
         """Of all logits."""
-        value = _value(self.linear)
+        value = value_of(self.linear)
         return 0 if value is None else value.numel() * value.itemsize
 
     def rewrite(self) -> list[str]:
@@ -93,7 +92,7 @@ class _Loss:
             return [f"the logits {name!r} have other uses beside the loss: they are kept"]
         graph = self.node.graph
         with graph.inserting_before(self.node):
-            features, weight, bias = _bound(functional.linear, self.linear).values()
+            features, weight, bias = linear_arguments(self.linear).values()
             for each in self.path:
                 features = _same_rows(graph, each, features)
             loss = graph.call_function(
@@ -101,7 +100,7 @@ class _Loss:
                 (features, weight, self.options.pop("target")),
                 {"bias": bias, **self.options},
             )
-            plain = _value(self.node)
+            plain = value_of(self.node)
             if plain is not None and plain.dtype is not torch.float32:
                 loss = graph.call_method("to", (loss, plain.dtype))
         self.node.replace_all_uses_with(loss)
@@ -134,7 +133,7 @@ def _options_of(node: fx.Node) -> dict[str, Any] | None:
     else:
         return None
     logits, target = given["input"], given["target"]
-    value, answers = _value(logits), _value(target)
+    value, answers = value_of(logits), value_of(target)
     if value is None or answers is None or value.dim() != 2 or answers.is_floating_point():
         return None
     if given["size_average"] is not None or given["reduce"] is not None:
@@ -152,24 +151,16 @@ def _options_of(node: fx.Node) -> dict[str, Any] | None:
 
 def _bound(function: Callable[..., Any], node: fx.Node) -> dict[str, Any]:
     """A node's arguments by name, defaults filled in."""
-    if function is functional.linear:
-        names = ("input", "weight", "bias")
-        return {**dict.fromkeys(names), **dict(zip(names, node.args, strict=False)), **node.kwargs}
     bound = inspect.signature(function).bind(*node.args, **node.kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-def _value(node: object) -> torch.Tensor | None:
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
 
 
 def _keeps_rows(node: fx.Node) -> bool:
     """Whether it does to rows of logits what could be done to rows of features."""
     if not node.args or not isinstance(node.args[0], fx.Node):
         return False
-    before, after = _value(node.args[0]), _value(node)
+    before, after = value_of(node.args[0]), value_of(node)
     if before is None or after is None or not after.dim() or before.shape[-1] != after.shape[-1]:
         return False
     name = _name(node)
@@ -177,21 +168,19 @@ def _keeps_rows(node: fx.Node) -> bool:
         return node.args[1:] in ((torch.float32,), ()) and after.dtype is torch.float32
     if name == "getitem":
         return _selects_rows(node.args[1], before.dim())
-    return name in _AS_IT_IS or name in _RESHAPING
+    return name in _AS_IT_IS or bool(reshaping_name(node))
 
 
 def _name(node: fx.Node) -> str:
     if node.op == "call_method":
         return str(node.target)
-    if node.target is operator.getitem:
-        return "getitem"
-    return "reshape" if node.target in (torch.reshape, torch.flatten) else ""
+    return "getitem" if node.target is operator.getitem else ""
 
 
 def _selects_rows(index: Any, num_dims: int) -> bool:
     """Whether the last dimension is taken whole."""
     if isinstance(index, fx.Node):
-        chosen = _value(index)
+        chosen = value_of(index)
         return chosen is not None and (chosen.dtype is not torch.bool or chosen.dim() < num_dims)
     entries = index if isinstance(index, tuple) else (index,)
     if not all(isinstance(each, slice | int) or each is Ellipsis for each in entries):
@@ -206,8 +195,8 @@ def _same_rows(graph: fx.Graph, step: fx.Node, features: Any) -> Any:
     name = _name(step)
     if name == "getitem":
         return graph.call_function(operator.getitem, (features, step.args[1]))
-    if name in _RESHAPING:
-        shape = _value(step)
+    if reshaping_name(step):
+        shape = value_of(step)
         assert shape is not None, "bug in legroom: a shape that was known is not"
         return graph.call_function(_with_rows, (features, list(shape.shape[:-1])))
     return features

@@ -7,6 +7,7 @@ engine do this alike, so that the plan is about what runs.
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 from torch import fx
 
@@ -14,7 +15,14 @@ from legroom.ways import AbstractTechnique
 
 
 class AbstractRewrite(AbstractTechnique):
-    """One family of changes to captured graphs; a description and a rule, without state."""
+    """One family of changes to captured graphs; a description and a rule, without state.
+
+    Attributes:
+        costs_time: Whether a step takes longer with it. Then it is done where no plan fits without
+            it, or where it is asked for by name; see Note [Reserve] in `legroom.plan`.
+    """
+
+    costs_time: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod

@@ -97,7 +97,7 @@ class PlannedCall:
             return graph
         unused = source.unused_outputs if source is not None else frozenset()
         delivery, num_unplanned = Delivery(), len(self.unplanned)
-        rewritten, _ = prepared(graph, detached=unused, rewrites=self._rewrites)
+        rewritten, _, _ = prepared(graph, detached=unused, rewrites=self._rewrites)
         piece = trace_joint(
             rewritten,
             tuple(inputs),
