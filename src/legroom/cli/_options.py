@@ -51,6 +51,12 @@ _PLANNING = (
         "plain step; beside a budget, or alone.",
     ),
     click.option(
+        "--disk",
+        metavar="FOLDER",
+        help="Let plans hold tensors in a file in this folder, which has no name and is gone when "
+        "the program ends; `legroom tiers` says how fast that is.",
+    ),
+    click.option(
         "--with",
         "only",
         metavar="WAY",
@@ -157,6 +163,7 @@ class PlanningChoice:
     budget: str | None
     activations: str | None
     stash: str | None
+    disk: str | None
     only: tuple[str, ...]
     without: tuple[str, ...]
     exactness: str
@@ -186,6 +193,7 @@ class PlanningChoice:
             budget=self.budget,
             activations=self.activations,
             stash=self.stash,
+            disk=self.disk or False,
             exactness=self.exactness,
             max_gradient_error=max_gradient_error,
             check_every=check_every,

@@ -20,6 +20,7 @@ _OPTIONS = (
     "budget",
     "activations",
     "stash",
+    "disk",
     "optimizer",
     "exactness",
     "executor",

@@ -81,6 +81,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     budget: str | int | None = None,
     activations: str | None = None,
     stash: str | int | None = None,
+    disk: str | bool = False,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     exactness: str = "bitwise",
     executor: str = "eager",
@@ -102,6 +103,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         activations: The same as state plus a share of the rest: `"50%"`.
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
             in the plain step, or bytes; beside the bound on the peak, or alone.
+        disk: Let plans hold tensors on the disk: True, or the folder to do so in.
         optimizer: What updates the parameters; found by itself if it exists at the first step.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
         executor: `"eager"`, the same kernels as plain PyTorch, or `"inductor"`, compiled.
@@ -138,6 +140,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         budget=budget,
         activations=activations,
         stash=stash,
+        disk=disk,
         exactness=exactness,
         ways=ways,
         without=without,

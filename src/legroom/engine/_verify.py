@@ -43,6 +43,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     budget: str | int | None = None,
     activations: str | None = None,
     stash: str | int | None = None,
+    disk: str | bool = False,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     exactness: str = "bitwise",
     executor: str = "eager",
@@ -66,6 +67,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         budget: Upper bound on the peak of a step: `"4GiB"`, `"50%"` of the plain step, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
         stash: Upper bound on what forward leaves for backward, as in `fit`.
+        disk: Let plans hold tensors on the disk, as in `fit`.
         optimizer: What updates the parameters; None: every one that exists.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what plans may use, and what is equal.
         executor: `"eager"` or `"inductor"`.
@@ -90,6 +92,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         budget=budget,
         activations=activations,
         stash=stash,
+        disk=disk,
         exactness=exactness,
         ways=ways,
         without=without,

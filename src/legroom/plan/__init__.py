@@ -25,7 +25,7 @@ from legroom.plan._plan import (
 )
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan._problem import Place, Problem
-from legroom.plan._program import Instruction, PieceProgram
+from legroom.plan._program import Instruction, PieceProgram, Transfer
 from legroom.plan._report import OnProgress, build_report, planner_of, with_times
 from legroom.plan._reserve import plan_with_reserve
 from legroom.plan._scripted import plan_script
@@ -48,6 +48,7 @@ __all__ = [
     "PresetPoint",
     "Problem",
     "SweepPoint",
+    "Transfer",
     "allowed_ways",
     "build_report",
     "choose_ways",

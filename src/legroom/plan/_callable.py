@@ -16,6 +16,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     budget: str | int | None = None,
     activations: str | None = None,
     stash: str | int | None = None,
+    disk: str | bool = False,
     exactness: str = "bitwise",
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
@@ -37,6 +38,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         activations: The same as state plus a share of the rest: `"50%"`.
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
             in the plain step, or bytes; beside the bound on the peak, or alone.
+        disk: Let plans hold tensors on the disk: True, or the folder to do so in.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what plans may use at most.
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
@@ -63,6 +65,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         budget=budget,
         activations=activations,
         stash=stash,
+        disk=disk,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
         asked=tuple(ways),
         exactness=exactness,

@@ -24,6 +24,7 @@ from typing import final
 
 from legroom.capture import Graph
 from legroom.errors import UsageError
+from legroom.meter import TierSpeed
 from legroom.plan import presets, solvers
 from legroom.plan._order import reordered
 from legroom.plan._plan import PresetPoint
@@ -53,6 +54,7 @@ class Setting:
     Attributes:
         graph: The captured step, with times.
         costs: Of what ways run themselves, by signature.
+        speeds: Of tiers, by name.
         preset: The one recipe to follow; None: all compete, and so do solvers.
         time_limit_s: Longest time to solve for one budget.
     """
@@ -61,9 +63,14 @@ class Setting:
     ways: tuple[type[AbstractWay], ...]
     variants: tuple[type[AbstractVariant], ...]
     costs: Mapping[str, RunCost] | None
+    speeds: Mapping[str, TierSpeed] | None
     preset: str | None
     time_limit_s: float
     on_progress: OnProgress
+
+    def problem_of(self, graph: Graph) -> Problem:
+        """The problem of a graph: that of the setting, or in another order."""
+        return build_problem(graph, self.ways, self.variants, self.costs, self.speeds)
 
 
 @final
@@ -81,13 +88,9 @@ class Reserve:
 
     def applied(self, problem: Problem) -> Problem:
         """The problem with as much taken at its turning points."""
-        during = list(problem.base_during)
-        for position, fixed_bytes in problem.left_by_forward.items():
-            taken = self.budget_bytes - self.stash_bytes + fixed_bytes
-            during[position] = max(during[position], taken)
-        return replace(
-            problem, base_during=tuple(during), reserved_at=tuple(problem.left_by_forward)
-        )
+        free_bytes = self.budget_bytes - self.stash_bytes
+        fixed = problem.left_by_forward
+        return replace(problem, reserved={each: free_bytes + fixed[each] for each in fixed})
 
 
 @final
@@ -118,7 +121,7 @@ class Contest:
         self._setting = setting
         self._reserve = reserve
         self._bounds: dict[int, tuple[float, bool]] = {}
-        problem = build_problem(setting.graph, setting.ways, setting.variants, setting.costs)
+        problem = setting.problem_of(setting.graph)
         self._orders = [Order(_CAPTURED, problem, reserve)]
         self.presets = self._try_presets()
         if setting.preset is not None:
@@ -147,9 +150,7 @@ class Contest:
                 )
         other = reordered(self._setting.graph)
         if other is not None:
-            setting = self._setting
-            problem = build_problem(other, setting.ways, setting.variants, setting.costs)
-            order = Order(_MEMORY, problem, self._reserve)
+            order = Order(_MEMORY, self._setting.problem_of(other), self._reserve)
             helps = False
             for name, choice in choices:
                 before = search.evaluate(choice, name).peak_bytes

@@ -31,6 +31,7 @@ class PlanOptions:
         activations: The same as state plus a share of the rest: `"50%"`.
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
             in the plain step, or bytes. Without a budget the peak may be the plain step's.
+        disk: Whether tensors may be held on the disk: True, or the folder to do so in.
         ways: Names of the ways and variants that may be used; None: all. `hold` always may.
         asked: Those among them that were asked for by name, rather than left over.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
@@ -48,6 +49,7 @@ class PlanOptions:
     budget: str | int | None = None
     activations: str | None = None
     stash: str | int | None = None
+    disk: str | bool = False
     ways: tuple[str, ...] | None = None
     asked: tuple[str, ...] = ()
     exactness: str = "bitwise"
@@ -90,8 +92,16 @@ class PlanOptions:
 
     @property
     def way_names(self) -> tuple[str, ...] | None:
-        """The names among `ways` that are ways; None: all."""
-        return self._among(ways.names())
+        """The names among `ways` that are ways, and those that were asked for otherwise.
+
+        None: all that are not used on request only.
+        """
+        names = self._among(ways.names())
+        if not self.disk:
+            return names
+        if names is None:
+            names = tuple(each.name for each in ways.select(exactness=Exactness(self.exactness)))
+        return tuple(dict.fromkeys((*names, ways.Disk.name)))
 
     @property
     def variant_names(self) -> tuple[str, ...] | None:
@@ -170,8 +180,9 @@ def choose_ways(
 
 
 def allowed_ways(exactness: str) -> tuple[str, ...]:
-    """Names of all ways and variants that an exactness allows."""
-    every = (*ways.names(), *variants.names())
+    """Names of all ways and variants that an exactness allows, but for those on request only."""
+    usual = (name for name in ways.names() if not ways.get(name).is_on_request)
+    every = (*usual, *variants.names())
     return tuple(name for name in every if not [*_faults_of_name(name, exactness)])
 
 

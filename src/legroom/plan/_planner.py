@@ -13,6 +13,7 @@ from typing import final
 
 from legroom.capture import STATE, Graph, Kind, Phase
 from legroom.errors import InfeasibleBudgetError, InfeasibleStashError
+from legroom.meter import TierSpeed
 from legroom.plan._allocate import Adjustable, adjustables, with_least_error
 from legroom.plan._budget import Budget
 from legroom.plan._contest import Contest, OnProgress, Order, Reserve, Setting, gap_of
@@ -91,6 +92,7 @@ class Planner:
         planned: The captured step, with times.
         rewrites: What was done to the graph where it applied; named, not decided.
         costs: Of what ways run themselves, by signature.
+        speeds: Of tiers, by name; nothing is moved to one that is missing.
         rewrite_ms: What rewrites in reserve add to the step, whatever is chosen.
         preset: The one recipe to follow; None: all compete, and so do solvers.
         stash: Bound on what forward leaves for backward, in bytes or as a share of what it leaves
@@ -109,6 +111,7 @@ class Planner:
         variants: tuple[type[AbstractVariant], ...],
         rewrites: tuple[type[AbstractRewrite], ...] = (),
         costs: Mapping[str, RunCost] | None = None,
+        speeds: Mapping[str, TierSpeed] | None = None,
         rewrite_ms: float = 0.0,
         exactness: str = "bitwise",
         preset: str | None = None,
@@ -128,6 +131,7 @@ class Planner:
             ways=ways,
             variants=variants,
             costs=costs,
+            speeds=speeds,
             preset=preset,
             time_limit_s=time_limit_s,
             on_progress=self._on_progress,

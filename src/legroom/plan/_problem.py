@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from legroom.capture import Graph, Kind, OperationInfo, Phase, TensorInfo
+from legroom.meter import TierSpeed
 from legroom.variants import AbstractVariant
-from legroom.ways import AbstractWay, Hold, RunCost, Saving
+from legroom.ways import AbstractMove, AbstractWay, Hold, RunCost, Saving
 
 Place = tuple[int, str, int]
 """Of a tensor in the programs: the piece, the node that makes it, its place in what that writes."""
@@ -40,10 +41,16 @@ _FAR_LESS = 0.1
 @final
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way for one candidate."""
+    """One way for one candidate.
+
+    Attributes:
+        way: Its name; of what is encoded and then moved, the encoding's.
+        move: Name of the way that moves it; empty where it stays on the device.
+    """
 
     way: str
     saving: Saving
+    move: str = ""
 
 
 @final
@@ -99,9 +106,10 @@ class Problem:
         last_use: Last position that reads or writes a tensor, by index of the tensor.
         tied: By candidate, all that the same decision holds for, itself included; see Note
             [Problem], rule 5.
-        left_by_forward: Where backward begins, the first operations of it after forward: the bytes
-            of stash that are there whatever is chosen.
-        reserved_at: Positions at which more counts as taken than there is.
+        left_by_forward: The last positions before backward begins, and the bytes of stash that are
+            there afterwards whatever is chosen.
+        reserved: Some of these positions, and the bytes that count as taken afterwards, beside what
+            is decided about.
     """
 
     graph: Graph
@@ -116,7 +124,7 @@ class Problem:
     last_use: dict[int, int]
     tied: tuple[tuple[int, ...], ...]
     left_by_forward: dict[int, int]
-    reserved_at: tuple[int, ...] = ()
+    reserved: Mapping[int, int] = field(default_factory=dict)
 
     def place_of(self, candidate: Candidate) -> Place | None:
         """Where it is in the programs; None for what is made outside all pieces."""
@@ -148,13 +156,15 @@ def build_problem(
     ways: tuple[type[AbstractWay], ...],
     variants: tuple[type[AbstractVariant], ...] = (),
     costs: Mapping[str, RunCost] | None = None,
+    speeds: Mapping[str, TierSpeed] | None = None,
 ) -> Problem:
     """Find the candidates of a graph and count everything else into the base.
 
     Args:
         costs: Of what ways run themselves, by signature; what is missing takes no time.
+        speeds: Of tiers, by name; nothing is moved to one that is missing.
     """
-    return _Builder(graph, ways, variants, costs or {}).build()
+    return _Builder(graph, ways, variants, costs or {}, speeds or {}).build()
 
 
 class _Builder:
@@ -164,8 +174,14 @@ class _Builder:
         ways: tuple[type[AbstractWay], ...],
         variants: tuple[type[AbstractVariant], ...],
         costs: Mapping[str, RunCost],
+        speeds: Mapping[str, TierSpeed],
     ) -> None:
         self._graph = graph
+        self._moves = [
+            (way, speeds[way.tier])
+            for way in ways
+            if issubclass(way, AbstractMove) and way.tier in speeds and way.is_for(graph.device)
+        ]
         self._ways = ways
         self._variants = variants
         self._costs = costs
@@ -285,14 +301,36 @@ class _Builder:
                 continue  # another formula would read what is not the tensor
             if way is Hold or saving.held_bytes < tensor.num_bytes:
                 options.append(Option(way.name, saving))
+        options = self._worth_their_error(options)
+        if producer.piece >= 0 and index not in self._handed_on and tensor.is_planned:
+            options += self._moved(tensor, producer, options)
         return Candidate(
             tensor=index,
             num_bytes=tensor.num_bytes,
             producer=tensor.producer,
             last_forward_use=self._end_of_first_life(tensor),
             late_uses=tuple(late_uses),
-            options=tuple(self._worth_their_error(options)),
+            options=tuple(options),
         )
+
+    def _moved(
+        self, tensor: TensorInfo, producer: OperationInfo, options: list[Option]
+    ) -> list[Option]:
+        """Forms in which it is held elsewhere, as it is or encoded first."""
+        encoded = [each for each in options if each.saving.is_encoded]
+        return [
+            *(
+                Option(move.name, form, move.name)
+                for move, speed in self._moves
+                for form in move.forms(tensor, producer, speed)
+            ),
+            *(
+                Option(each.way, form, move.name)
+                for move, speed in self._moves
+                for each in encoded
+                for form in move.forms(tensor, producer, speed, each.saving)
+            ),
+        ]
 
     def _worth_their_error(self, options: list[Option]) -> list[Option]:
         """Leave out a form that is far less exact than another which is no larger.
@@ -388,7 +426,7 @@ class _Builder:
         is_ahead = False
         for op in self._graph.operations:
             if op.phase is Phase.BACKWARD and is_ahead:
-                found[op.index] = sum(
+                found[op.index - 1] = sum(
                     tensor.num_bytes
                     for tensor in self._graph.tensors
                     if tensor.kind is Kind.STASH

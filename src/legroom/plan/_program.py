@@ -6,13 +6,23 @@ itself, so that what runs is what was predicted.
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, final
 
+from legroom.capture import OperationInfo
 from legroom.plan._problem import Choice, Problem
 from legroom.plan._search import Search
 from legroom.plan._simulate import Trace
+
+
+class Transfer(enum.Enum):
+    """What is done about something that is held elsewhere, before it is given back."""
+
+    SETTLE = "settle"
+    FETCH = "fetch"
 
 
 @final
@@ -24,31 +34,38 @@ class Instruction:
         node: Its name in the piece's joint graph.
         is_rerun: Whether it is an operation of forward, run again.
         decoded: Which of what the node wrote is decoded, rather than the node run; None: it runs.
+        transfer: What is done about that instead of decoding it, where it is held elsewhere.
         variant: Name of the formula to use instead of PyTorch's own; empty for that.
     """
 
     node: str
     is_rerun: bool = False
     decoded: int | None = None
+    transfer: Transfer | None = None
     variant: str = ""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tensor that forward keeps in another form.
+    """A tensor that forward keeps in another form, or elsewhere.
 
     Attributes:
         node: What made it.
         place: Among what the node writes.
-        way: Name of the encoding.
+        way: Name of the encoding; empty where it is moved as it is.
         about: What its operations are told beside the tensor.
+        move: Name of the way that moves it, encoded or as it is; empty where it stays.
+        settled_before: The node of forward before which it has left; None: right after it was put,
+            empty: a node of backward, which has an instruction for it.
     """
 
     node: str
     place: int
-    way: str
+    way: str = ""
     about: tuple[Any, ...] = ()
+    move: str = ""
+    settled_before: str | None = None
 
 
 @final
@@ -76,7 +93,7 @@ def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
     problem = search.problem
     dropped, encoded = _dropped(problem, choice), _encoded(problem, choice, trace)
     return {
-        piece: PieceProgram(backward, frozenset(dropped[piece]), tuple(encoded[piece]))
+        piece: PieceProgram(backward, frozenset(dropped[piece]), tuple(encoded.get(piece, ())))
         for piece, backward in _backwards(problem, choice, trace).items()
     }
 
@@ -91,18 +108,40 @@ def _dropped(problem: Problem, choice: Choice) -> dict[int, set[tuple[str, int]]
 
 
 def _encoded(problem: Problem, choice: Choice, trace: Trace) -> dict[int, dict[Encoded, None]]:
-    """What is put away in another form, in the order of the candidates."""
-    found: dict[int, dict[Encoded, None]] = defaultdict(dict)
+    """What is put away in another form or elsewhere, in the order of the candidates.
+
+    Of a piece that is called several times, the last moment to let go of what has left.
+    """
+    found: dict[int, dict[Encoded, int]] = defaultdict(dict)
     wanted = set(trace.put)
     for number, (candidate, index) in enumerate(
         zip(problem.candidates, choice.options, strict=True)
     ):
         option = candidate.options[index]
+        saving = option.saving
         op = problem.graph.operations[candidate.producer]
-        if option.saving.is_encoded and number in wanted and op.piece >= 0:
-            place = op.writes.index(candidate.tensor)
-            found[op.piece][Encoded(op.node, place, option.way, option.saving.about)] = None
-    return found
+        if not saving.is_encoded or number not in wanted or op.piece < 0:
+            continue
+        way = "" if option.way == option.move else option.way
+        place = op.writes.index(candidate.tensor)
+        made = Encoded(op.node, place, way, saving.about, option.move)
+        settled = trace.timetable.settled_before.get(number, -1)
+        found[op.piece][made] = max(settled, found[op.piece].get(made, -1))
+    operations = problem.graph.operations
+    return {
+        piece: {
+            replace(each, settled_before=_forward_node(operations, position)): None
+            for each, position in encoded.items()
+        }
+        for piece, encoded in found.items()
+    }
+
+
+def _forward_node(operations: tuple[OperationInfo, ...], position: int) -> str | None:
+    """See `Encoded.settled_before`."""
+    if position < 0:
+        return None
+    return operations[position].node if operations[position].is_forward else ""
 
 
 def _backwards(
@@ -110,6 +149,8 @@ def _backwards(
 ) -> dict[int, tuple[Instruction, ...]]:
     """Of a piece that is called several times, the longest: the others need some of it."""
     inserted: dict[int, list[Instruction]] = defaultdict(list)
+    for position, number, transfer in _transfers(problem, trace):
+        inserted[position].append(_given_back(problem, number, transfer))
     for position, operation, number in trace.instructions:
         inserted[position].append(_inserted(problem, operation, number))
     picked = dict(choice.variants)
@@ -128,9 +169,24 @@ def _backwards(
     return longest
 
 
+def _transfers(problem: Problem, trace: Trace) -> Iterator[tuple[int, int, Transfer]]:
+    """What backward does about what is held elsewhere, in the order in which it does."""
+    operations, made = problem.graph.operations, trace.timetable
+    for number, position in made.settled_before.items():
+        if not operations[position].is_forward:
+            yield position, number, Transfer.SETTLE
+    for number, position in made.fetched_before.items():
+        yield position, number, Transfer.FETCH
+
+
 def _inserted(problem: Problem, operation: int, number: int) -> Instruction:
     if operation >= 0:
         return Instruction(problem.graph.operations[operation].node, is_rerun=True)
+    return _given_back(problem, number, None)
+
+
+def _given_back(problem: Problem, number: int, transfer: Transfer | None) -> Instruction:
     candidate = problem.candidates[number]
     producer = problem.graph.operations[candidate.producer]
-    return Instruction(producer.node, decoded=producer.writes.index(candidate.tensor))
+    place = producer.writes.index(candidate.tensor)
+    return Instruction(producer.node, decoded=place, transfer=transfer)

@@ -23,7 +23,9 @@ same added time; so its optimum is a bound. See Note [Relaxation].
 # 4. E[r] >= A[u, K] - A[u, 0] - (same) for each output u of r.
 # 5. R[w, k] >= (A[u, K] - A[u, k]) - (u's options that do not run r) - (A[w, K] - A[w, k]):
 #    if u is remade after τ_k, w is alive at τ_k or is itself given back later.
-# 6. at each sample: base + sum of bytes of A or R or S <= budget; in forward: of x.
+# 6. What is moved takes the tier's time, which is hidden in that of forward and backward, coming
+#    back in that of backward; what is not hidden, W, is added.
+# 7. at each sample: base + sum of bytes of A or R or S <= budget; in forward: of x.
 # The smallest tensors, `_NEGLIGIBLE` of the bytes in all, are taken to be there at no cost.
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
+from legroom.capture import Phase
 from legroom.plan._problem import Choice, Problem
 
 _NEGLIGIBLE = 0.005
@@ -98,6 +101,7 @@ class Relaxation:
         self._add_availability()
         self._add_needs()
         self._add_remakes()
+        self._add_channel()
         self._add_memory()
 
     # -- building ----------------------------------------------------------------------------
@@ -150,9 +154,10 @@ class Relaxation:
                 self._can_be_remade(each) for each in siblings if each != number
             )
             for index, option in enumerate(candidate.options):
-                cost = option.saving.put_ms
+                saving = option.saving
+                cost = saving.put_ms + (saving.leave_ms if saving.waits else 0.0)
                 if not may_come_for_free:
-                    cost += option.saving.get_ms
+                    cost += saving.get_ms + (saving.return_ms if saving.waits else 0.0)
                 self._x[number, index] = self._variable(cost=cost, is_choice=True)
                 expression[self._x[number, index]] = 1.0
             must = any(each in self._first_use for each in self._problem.tied[number]) or any(
@@ -166,6 +171,30 @@ class Relaxation:
                 for index in range(len(candidate.options)):
                     same = {self._x[number, index]: 1.0, self._x[first, index]: -1.0}
                     self._rows.append((0.0, 0.0, same))
+
+    def _add_channel(self) -> None:
+        """See Note [Relaxation], rule 6."""
+        both: _Expression = {}
+        back: _Expression = {}
+        for (number, index), variable in self._x.items():
+            candidate = self._problem.candidates[number]
+            saving = candidate.options[index].saving
+            if saving.is_moved and not saving.waits:
+                may_come_for_free = len(self._problem.reruns[candidate.producer].makes) > 1
+                return_ms = 0.0 if may_come_for_free else saving.return_ms
+                both[variable], back[variable] = saving.leave_ms + return_ms, return_ms
+        if not both:
+            return
+        operations, last = self._problem.graph.operations, max(self._problem.needs)
+        turn = min(op.index for op in operations if op.phase is Phase.BACKWARD)
+        added: _Expression = dict(enumerate(self._costs))
+        most_ms = sum(both.values())
+        waited = self._variable(cost=most_ms)
+        for taken, first in ((both, 0), (back, turn)):
+            hidden_ms = sum(op.time_ms for op in operations[first : last + 1])
+            row = _difference(taken, added)
+            _add(row, {waited: -most_ms}, 1.0)
+            self._rows.append((float("-inf"), hidden_ms, row))
 
     def _kept_whole(self, number: int) -> _Expression:
         options = self._problem.candidates[number].options
@@ -286,12 +315,12 @@ class Relaxation:
         return reached[0] if reached else len(self._samples)
 
     def _add_memory(self) -> None:
-        """See Note [Relaxation], rules 5 and 6."""
+        """See Note [Relaxation], rules 5 and 7."""
         problem = self._problem
         alive_after = self._remake_readers()
         for sample, position in enumerate(self._samples, start=1):
             row: _Expression = {}
-            fixed = float(problem.base_during[position])
+            fixed = float(problem.reserved.get(position, problem.base_during[position]))
             for number, candidate in enumerate(problem.candidates):
                 if not self._decided[number] or candidate.last_forward_use >= position:
                     continue
@@ -510,7 +539,7 @@ def _samples_of_backward(problem: Problem, number: int) -> list[int]:
     positions = sorted(problem.needs)
     if not positions:
         return []
-    reserved = [position for position in problem.reserved_at if position <= positions[-1]]
+    reserved = [position for position in problem.reserved if position <= positions[-1]]
     if len(positions) <= max(number, _SMALL_PROBLEM):
         return sorted({*positions, *reserved})
     samples = []

@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from legroom import variants, ways
+from legroom import tiers, variants, ways
 from legroom.capture import Capture, Graph
-from legroom.meter import OperationTime, OperationTimes, modelled_times, parse_device
+from legroom.meter import (
+    OperationTime,
+    OperationTimes,
+    TierSpeed,
+    modelled_times,
+    parse_device,
+    tier_speed,
+)
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._planner import Planner
@@ -180,6 +187,7 @@ def planner_of(
         variants=variants.select(options.variant_names, exactness=exactness),
         rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
+        speeds={} if options.device is not None else _speeds(enabled, options, on_progress),
         rewrite_ms=timed.rewrite_ms,
         exactness=options.exactness,
         preset=options.preset,
@@ -188,6 +196,24 @@ def planner_of(
         on_progress=on_progress,
     )
     return planner, timed.notes
+
+
+def _speeds(
+    enabled: tuple[type[AbstractWay], ...],
+    options: PlanOptions,
+    on_progress: OnProgress | None,
+) -> dict[str, TierSpeed]:
+    """How fast the tiers are that ways move tensors to.
+
+    Raises:
+        TierError: One cannot be used.
+    """
+    if isinstance(options.disk, str):
+        tiers.set_folder(options.disk)
+    names = {way.tier for way in enabled if issubclass(way, ways.AbstractMove)}
+    return {
+        name: tier_speed(tiers.current(name), on_progress=on_progress) for name in sorted(names)
+    }
 
 
 def _signatures(capture: Capture) -> list[str]:

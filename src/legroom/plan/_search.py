@@ -14,6 +14,7 @@ from typing import final
 from legroom.plan._problem import Candidate, Choice, Problem
 from legroom.plan._relaxation import Relaxation
 from legroom.plan._simulate import NEVER_FITS, Outcome, Simulator, Trace
+from legroom.ways import Saving
 
 
 @final
@@ -105,6 +106,8 @@ class Search:
         self._relaxation: Relaxation | None = None
         self._drop = [_option(each, keeps_whole=False) for each in problem.candidates]
         self._hold = [_option(each, keeps_whole=True) for each in problem.candidates]
+        self._behind = [_moved(each, waits=False) for each in problem.candidates]
+        self._waiting = [_moved(each, waits=True) for each in problem.candidates]
 
     def evaluate(self, choice: Choice, origin: str) -> Outcome:
         """Simulate a choice, once, and remember it where it is good."""
@@ -166,6 +169,14 @@ class Search:
         trace = Trace()
         self.simulator.run(choice, trace)
         runs = set(trace.runs_again)
+        hasty = [number for number in trace.alive_at_peak if self._may_wait(choice, number)]
+        if hasty:
+            hasty.sort(key=lambda n: (-self._bytes(n), n))
+            for stretch in _stretches(hasty, self._bytes, outcome.peak_bytes - budget_bytes):
+                trial = self._with(choice, stretch, self._waiting)
+                result = self.evaluate(trial, origin)
+                if result.peak_bytes < outcome.peak_bytes:
+                    return trial, result
         held = [
             number
             for number in trace.alive_at_peak
@@ -178,6 +189,7 @@ class Search:
             if result.peak_bytes < outcome.peak_bytes:
                 return trial, result
         trials = [self._with(choice, [number], self._drop) for number in ranked[:_TRIES]]
+        trials += [self._with(choice, [number], self._waiting) for number in hasty[:_TRIES]]
         remade = dict.fromkeys(n for n in trace.alive_at_peak if not self.is_held(choice, n))
         for number in list(remade):
             producer = self.problem.candidates[number].producer
@@ -186,6 +198,8 @@ class Search:
             (n for n in remade if not self.is_held(choice, n)), key=lambda n: (-self._bytes(n), n)
         )
         trials += [self._with(choice, [number], self._hold) for number in largest[: 2 * _TRIES]]
+        movable = [n for n in (*largest, *ranked) if self._waiting[n] is not None]
+        trials += [self._with(choice, [number], self._waiting) for number in movable[: 2 * _TRIES]]
         results = [(self.evaluate(trial, origin), trial) for trial in trials]
         lower = [each for each in results if each[0].peak_bytes < outcome.peak_bytes]
         if not lower:
@@ -199,6 +213,11 @@ class Search:
             ),
         )
         return trial, result
+
+    def _may_wait(self, choice: Choice, number: int) -> bool:
+        """Whether it is moved behind what is computed, and could be waited for instead."""
+        saving = self.problem.candidates[number].options[choice.options[number]].saving
+        return saving.is_moved and not saving.waits and self._waiting[number] is not None
 
     def _bytes(self, number: int) -> int:
         return self.problem.candidates[number].num_bytes
@@ -277,10 +296,13 @@ class Search:
         return choice
 
     def decode(self, choice: Choice, budget_bytes: int, origin: str, effort: Effort) -> Choice:
-        """Run again, or hold, what is held in a form that takes longer, as long as that fits."""
+        """Run again, or hold, what is held in a form that takes longer, as long as that fits.
+
+        What the step waits for may be moved behind what it computes.
+        """
         if self.evaluate(choice, origin).peak_bytes > budget_bytes:
             return choice
-        for target in (self._drop, self._hold):
+        for target in (self._behind, self._drop, self._hold):
             savings = {
                 number: self.problem.candidates[number].options[index].saving
                 for number, index in enumerate(choice.options)
@@ -290,7 +312,7 @@ class Search:
                 for number, saving in savings.items()
                 if saving.is_encoded and target[number] is not None
             ]
-            ranked = sorted(encoded, key=lambda n: (-savings[n].put_ms - savings[n].get_ms, n))
+            ranked = sorted(encoded, key=lambda n: (-_taken_ms(savings[n]), n))
             choice = self._by_halves(choice, ranked, target, budget_bytes, origin, effort)
         return choice
 
@@ -344,10 +366,30 @@ def _stretches(
 
 
 def _option(candidate: Candidate, *, keeps_whole: bool) -> int | None:
-    """The first option that keeps the tensor whole, or the leanest that does not."""
+    """The first option that keeps the tensor whole, or the leanest that does not.
+
+    Of equally lean ones, what stays on the device, then what waits: its bytes are there for the
+    shortest time.
+    """
     fitting = [
-        (option.saving.held_bytes, index)
+        (option.saving.held_bytes, option.saving.is_moved, not option.saving.waits, index)
         for index, option in enumerate(candidate.options)
         if option.saving.keeps_whole == keeps_whole
     ]
+    return min(fitting)[-1] if fitting else None
+
+
+def _moved(candidate: Candidate, *, waits: bool) -> int | None:
+    """The option that moves the fewest bytes."""
+    fitting = [
+        (option.saving.moved_bytes, index)
+        for index, option in enumerate(candidate.options)
+        if option.saving.is_moved and option.saving.waits == waits
+    ]
     return min(fitting)[1] if fitting else None
+
+
+def _taken_ms(saving: Saving) -> float:
+    """What a form takes at most."""
+    waited_ms = saving.leave_ms + saving.return_ms if saving.waits else 0.0
+    return saving.put_ms + saving.get_ms + waited_ms

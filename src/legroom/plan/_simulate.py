@@ -18,7 +18,10 @@ tensor by tensor, with nothing precomputed.
 #    tensor itself is back.
 # 5. What serves its readers only serves no remake: a choice that needs one is none. It takes for
 #    ever and fits nowhere.
-# 6. While an operation runs, its inputs, outputs and scratch memory are alive together; so are a
+# 6. What is held elsewhere is put away as rule 4 says. Unless it waits, it stays in memory, as it
+#    is or encoded, until the timetable says that it has left, and is there again from when it is
+#    called back (Note [Timetable]). What the step waits for counts as added.
+# 7. While an operation runs, its inputs, outputs and scratch memory are alive together; so are a
 #    tensor and its other form while one is made from the other.
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import final
 
+from legroom.capture import Phase
 from legroom.plan._problem import Choice, Problem, Rerun
+from legroom.plan._transfers import Timetable, Trip, timetable
 
 NEVER_FITS = 1 << 62
 """The peak of a choice that cannot be carried out."""
@@ -67,6 +72,8 @@ class Trace:
         peak_is_between: Whether the peak is while something is given back, before its position.
         changes: From which position on how many bytes are alive on top of the base.
         puts: After which position something was put away, and bytes alive meanwhile.
+        timetable: When what is held elsewhere leaves and comes back.
+        left: Bytes of stash after the last positions before backward.
     """
 
     instructions: list[tuple[int, int, int]] = field(default_factory=list)
@@ -79,6 +86,8 @@ class Trace:
     peak_is_between: bool = False
     changes: list[tuple[int, int]] = field(default_factory=list)
     puts: list[tuple[int, int]] = field(default_factory=list)
+    timetable: Timetable = field(default_factory=Timetable)
+    left: dict[int, int] = field(default_factory=dict)
 
     def extra_during(self, num_positions: int) -> list[int]:
         """Bytes on top of the base while each operation runs."""
@@ -101,6 +110,9 @@ class Simulator:
         self._savings = [[option.saving for option in each.options] for each in candidates]
         self._need_positions = sorted(problem.needs)
         self._highest = _RangeMaximum(problem.base_during)
+        self._operation_ms = [op.time_ms for op in problem.graph.operations]
+        self._stops = _stops_of(problem)
+        self._turns = set(problem.left_by_forward)
         self.num_simulations = 0
 
     def run(self, choice: Choice, trace: Trace | None = None) -> Outcome:
@@ -114,9 +126,7 @@ class Simulator:
         """The most that forward leaves for backward, in whatever form."""
         trace = Trace()
         self.run(choice, trace)
-        extra = trace.extra_during(self.problem.num_positions)
-        fixed = self.problem.left_by_forward
-        return max((extra[position] + num for position, num in fixed.items()), default=0)
+        return max(trace.left.values(), default=0)
 
     def profile(self, choice: Choice) -> list[int]:
         """Bytes alive while each operation runs, or while something is given back before it."""
@@ -130,6 +140,33 @@ class Simulator:
         for position, num_bytes in trace.puts:
             during[position] = max(during[position], num_bytes)
         return during
+
+
+@dataclass(frozen=True, slots=True)
+class _Stops:
+    """Where a call of a piece can look after what it has moved: at its operations.
+
+    Attributes:
+        first_return: The first of them in backward.
+    """
+
+    positions: list[int]
+    first_return: int
+
+
+def _stops_of(problem: Problem) -> dict[tuple[int, int], _Stops]:
+    positions: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for op in problem.graph.operations:
+        if op.piece >= 0:
+            positions[op.piece, op.call].append(op.index)
+    operations = problem.graph.operations
+    return {
+        call: _Stops(
+            stops,
+            next((p for p in stops if operations[p].phase is Phase.BACKWARD), stops[-1]),
+        )
+        for call, stops in positions.items()
+    }
 
 
 class _Run:
@@ -206,9 +243,12 @@ class _Run:
 
     def sweep(self, trace: Trace | None) -> Outcome:
         """Go through the step once and see how much is alive; see Note [Giving back]."""
+        self._travel()
         self._find_lives()
         behind = 0  # positions before this have been looked at
-        for position in sorted({*self._begins, *self._inserted, *(use[0] for use in self._ends)}):
+        ends = (use[0] for use in self._ends)
+        events = {*self._begins, *self._inserted, *ends, *self._leaves, *self._returns}
+        for position in sorted(events | self._sim._turns):
             self._look_between(behind, position, trace)
             for number, (rerun, candidate) in enumerate(self._inserted.get(position, ())):
                 self._insert(position, number, rerun, candidate, trace)
@@ -217,6 +257,9 @@ class _Run:
                 trace.changes.append((position, self._extra))
             self._end((position, _OWN))
             self._begin(position, trace)
+            self._leave(position)
+            self._turn(position, trace)
+            self._return(position)
             if trace is not None:
                 trace.changes.append((position + 1, self._extra))
             behind = position + 1
@@ -226,9 +269,72 @@ class _Run:
             trace.peak_is_between = self._peak_is_between
             trace.put = [c for c, use in self._last_use.items() if use[0] > self._sim._starts[c]]
             trace.needed = frozenset(self._last_use)
+            trace.timetable = self._timetable
         if math.isinf(self._added_ms):
             return Outcome(NEVER_FITS, self._added_ms, self._peak_position)
         return Outcome(self._peak, self._added_ms, self._peak_position)
+
+    def _travel(self) -> None:
+        """When what is held elsewhere leaves and comes back; Note [Giving back], rule 6."""
+        self._timetable = Timetable()
+        self._leaves: dict[int, list[int]] = defaultdict(list)
+        self._returns: dict[int, list[int]] = defaultdict(list)
+        trips = [
+            self._trip(candidate, position)
+            for position, inserted in self._inserted.items()
+            for rerun, candidate in inserted
+            if rerun is None and self._savings[candidate].is_moved
+        ]
+        if not trips:
+            return
+        made = self._timetable = timetable(trips, self._starts_ms())
+        self._added_ms += made.total_ms
+        for candidate, position in made.settled_before.items():
+            self._leaves[position - 1].append(candidate)
+        for candidate, position in made.fetched_before.items():
+            self._returns[position - 1].append(candidate)
+
+    def _trip(self, candidate: int, read_before: int) -> Trip:
+        op = self._problem.graph.operations[self._sim._producer[candidate]]
+        saving, stops = self._savings[candidate], self._sim._stops[op.piece, op.call]
+        return Trip(
+            candidate=candidate,
+            leaves_after=self._sim._starts[candidate],
+            read_before=read_before,
+            stops=stops.positions,
+            first_return=stops.first_return,
+            leave_ms=saving.leave_ms,
+            return_ms=saving.return_ms,
+            waits=saving.waits,
+        )
+
+    def _starts_ms(self) -> list[float]:
+        """When each operation starts, and the end, if nothing is waited for."""
+        taken = list(self._sim._operation_ms)
+        for position, inserted in self._inserted.items():
+            for rerun, candidate in inserted:
+                given_back_ms = self._savings[candidate].get_ms if rerun is None else rerun.time_ms
+                taken[position] += given_back_ms
+        return list(itertools.accumulate(taken, initial=0.0))
+
+    def _leave(self, position: int) -> None:
+        """After a position, memory of what has left is let go."""
+        for candidate in self._leaves.get(position, ()):
+            self._extra -= self._alive.pop(candidate, 0)
+
+    def _return(self, position: int) -> None:
+        """And then taken for what comes back."""
+        for candidate in self._returns.get(position, ()):
+            self._alive[candidate] = self._savings[candidate].moved_bytes
+            self._extra += self._alive[candidate]
+
+    def _turn(self, position: int, trace: Trace | None) -> None:
+        """Where forward ends, see what it leaves."""
+        problem = self._problem
+        if position in problem.reserved:
+            self._look(problem.reserved[position] + self._extra, position, (), trace)
+        if trace is not None and position in problem.left_by_forward:
+            trace.left[position] = problem.left_by_forward[position] + self._extra
 
     def _find_lives(self) -> None:
         """From where on each candidate is held in some form, and where it ends."""
@@ -245,6 +351,8 @@ class _Run:
                 continue  # it is read while its first life lasts
             self._ends[use].append(candidate)
             amount = sim._bytes[candidate] if saving.keeps_whole else saving.held_bytes
+            if saving.is_moved:
+                amount = saving.moved_bytes
             if amount:
                 self._begins[start].append((candidate, amount))
             self._added_ms += saving.put_ms
@@ -266,14 +374,16 @@ class _Run:
         after = self._problem.base_before
         base = after[position + 1] if position + 1 < len(after) else 0
         for candidate, amount in encoded:
-            scratch = self._savings[candidate].put_bytes
-            during = base + self._extra + waiting + amount + scratch
+            saving, whole_bytes = self._savings[candidate], self._sim._bytes[candidate]
+            is_itself = saving.is_moved and amount == whole_bytes
+            during = base + self._extra + waiting + saving.put_bytes + (0 if is_itself else amount)
             self._look(during, position, (candidate,), trace)
             if trace is not None:
                 trace.puts.append((position, during))
-            self._alive[candidate] = amount
-            self._extra += amount
-            waiting -= self._sim._bytes[candidate]
+            waiting -= whole_bytes
+            if not saving.waits:
+                self._alive[candidate] = amount
+                self._extra += amount
 
     def _look(
         self, num_bytes: int, position: int, makes: tuple[int, ...], trace: Trace | None
@@ -297,9 +407,16 @@ class _Run:
         """Something is given back before a position."""
         makes = rerun.makes if rerun is not None else (candidate,)
         made = sum([self._sim._bytes[each] for each in makes])
-        scratch = self._savings[candidate].get_bytes
+        saving = self._savings[candidate]
+        scratch = saving.get_bytes
         if rerun is not None:
             scratch = rerun.passing_bytes + rerun.workspace_bytes
+        elif saving.is_moved:
+            is_itself = saving.moved_bytes == made
+            if saving.waits:  # what was moved comes first, and the tensor is made from it
+                scratch += 0 if is_itself else saving.moved_bytes
+            elif is_itself:
+                made = 0  # it was called back before
         during = self._problem.base_before[position] + self._extra + made + scratch
         self._look(during, position, makes, trace)
         if trace is not None:

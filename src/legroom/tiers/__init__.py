@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+from legroom.errors import UsageError
 from legroom.registry import Registry
 from legroom.tiers._disk import Disk
 from legroom.tiers._file import AbstractFile, SystemFile
@@ -30,6 +31,7 @@ __all__ = [
     "get",
     "names",
     "register",
+    "set_folder",
     "unregister",
     "use",
     "why_not_plain",
@@ -60,6 +62,29 @@ def current(name: str) -> AbstractTier:
 def disk() -> AbstractTier:
     """The disk tier that the process uses; opened when it is first asked for."""
     return current("disk")
+
+
+def set_folder(folder: str | os.PathLike[str]) -> None:
+    """Let the process's disk tier be in this folder from now on.
+
+    Raises:
+        UsageError: It is in another one, and holds something there.
+        TierError: There can be none in that folder.
+    """
+    wanted = os.path.realpath(folder)
+    with _lock:
+        before = _current.get(Disk.name)
+        if before is not None and before.is_usable:
+            where = os.path.realpath(before.describe()["where"])
+            if where == wanted:
+                return
+            if before.in_use().num_slots:
+                raise UsageError(
+                    f"folder {wanted!r} was asked for, but tensors are held on the disk in "
+                    f"{where!r}; use one folder for all models of a process"
+                )
+            before.close()
+        _current[Disk.name] = Disk.open(wanted)
 
 
 @contextlib.contextmanager

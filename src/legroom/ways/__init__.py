@@ -16,21 +16,32 @@ from legroom.ways._fewbit import FewBit1, FewBit2, FewBit3, FewBit4
 from legroom.ways._float import BFloat16, Float8Fine, Float8Wide, Float10, Float16
 from legroom.ways._hold import Hold
 from legroom.ways._integer import Integer2, Integer4, Integer8
+from legroom.ways._move import AbstractMove, Disk
 from legroom.ways._offsets import Offsets
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
 from legroom.ways._sign import Sign
 from legroom.ways._sketch import Sketch
 from legroom.ways._sparse import Sparse, density_of, take_overflows
-from legroom.ways._way import AbstractTechnique, AbstractWay, Exactness, RunCost, Saving
+from legroom.ways._way import (
+    DEVICE,
+    AbstractTechnique,
+    AbstractWay,
+    Exactness,
+    RunCost,
+    Saving,
+)
 from legroom.ways._workspace import Workspace
 
 __all__ = [
+    "DEVICE",
     "AbstractEncoding",
+    "AbstractMove",
     "AbstractTechnique",
     "AbstractWay",
     "BFloat16",
     "Bits",
+    "Disk",
     "Exactness",
     "FewBit1",
     "FewBit2",
@@ -75,6 +86,7 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Offsets,
         Sparse,
         Workspace,
+        Disk,
         BFloat16,
         Float16,
         Float10,
@@ -98,6 +110,8 @@ def select(
 ) -> tuple[type[AbstractWay], ...]:
     """The enabled ways that are exact enough; `hold` always, since nothing works without it.
 
+    Where none are named, all but those that are used on request only.
+
     Raises:
         UnknownNameError: A name is not known.
         UsageError: A way was asked for by name that the exactness does not allow.
@@ -108,7 +122,8 @@ def select(
                 f"way {name!r} is {get(name).exactness.value}, but exactness is "
                 f"{exactness.value!r}; ask for --exactness {get(name).exactness.value}"
             )
-    chosen = names() if enabled is None else enabled
+    usual = tuple(way.name for way in _WAYS if not way.is_on_request)
+    chosen = usual if enabled is None else enabled
     return tuple(
         way
         for way in _WAYS

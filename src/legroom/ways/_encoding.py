@@ -118,7 +118,7 @@ class AbstractEncoding(AbstractWay):
         cls, tensor: TensorInfo, producer: OperationInfo, readers: tuple[OperationInfo, ...]
     ) -> tuple[int, tuple[Any, ...]] | None:
         """Bytes held and what to tell, where the encoding applies."""
-        if not producer.is_forward or not _is_dense(tensor):
+        if not producer.is_forward or not is_dense(tensor):
             return None
         about = cls.about(tensor, producer, readers)
         held_bytes = None if about is None else cls.held_bytes(tensor, about)
@@ -206,7 +206,7 @@ def on_the_line(costs: Sequence[RunCost], lengths: Sequence[int], count: int) ->
     )
 
 
-def _is_dense(tensor: TensorInfo) -> bool:
+def is_dense(tensor: TensorInfo) -> bool:
     """Whether the storage holds the tensor's elements and nothing else."""
     dtype = getattr(torch, tensor.dtype, None)
     if not isinstance(dtype, torch.dtype):

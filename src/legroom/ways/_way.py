@@ -13,6 +13,9 @@ from typing import Any, ClassVar, final
 
 from legroom.capture import OperationInfo, TensorInfo
 
+DEVICE = "device"
+"""The tier on which everything is computed."""
+
 
 class Exactness(enum.Enum):
     """How close to plain PyTorch the results are."""
@@ -45,6 +48,12 @@ class Saving:
             the tensor: it is not the tensor, and nothing may be made from it.
         about: What the operations of an encoding are told beside the tensor.
         tier: Where the bytes are: `"device"`, `"host"`, `"disk"`.
+        moved_bytes: What goes to the tier and comes back, the tensor or its other form; in memory
+            until it has left and from when it is called back.
+        leave_ms: How long that occupies the tier, on the way out.
+        return_ms: The same on the way back.
+        waits: Whether the step waits for it both times; otherwise it happens behind what is
+            computed.
     """
 
     held_bytes: int
@@ -56,12 +65,21 @@ class Saving:
     runs_producer: bool = False
     readers_only: bool = False
     about: tuple[Any, ...] = ()
-    tier: str = "device"
+    tier: str = DEVICE
+    moved_bytes: int = 0
+    leave_ms: float = 0.0
+    return_ms: float = 0.0
+    waits: bool = False
 
     @property
     def is_encoded(self) -> bool:
-        """Whether it is held in another form."""
+        """Whether it is held in another form, or elsewhere."""
         return not (self.keeps_whole or self.runs_producer)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it is held elsewhere."""
+        return self.tier != DEVICE
 
 
 @final
@@ -99,7 +117,13 @@ class AbstractTechnique(abc.ABC):
 
 
 class AbstractWay(AbstractTechnique):
-    """One way of giving tensors back; a description and a pure estimate, without state."""
+    """One way of giving tensors back; a description and a pure estimate, without state.
+
+    Attributes:
+        is_on_request: Whether it is used only where somebody asked for it.
+    """
+
+    is_on_request: ClassVar[bool] = False
 
     @classmethod
     def signatures(

@@ -19,6 +19,8 @@ wants them from a partitioner. See Note [Split].
 #    first.
 # 7. What is held in another form is encoded right after its last reader in forward, and decoded
 #    where the program says.
+# 8. What is held elsewhere is handed over there as well, encoded or as it is. What stands for it is
+#    a ticket, and every operation on that returns another one: so their order is the graph's.
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from legroom import variants, ways
 from legroom.capture import PieceCode, is_tangent, unread_places
 from legroom.engine.graph._random import random_state, run_with_state
 from legroom.errors import LegroomError
-from legroom.plan import PieceProgram
+from legroom.plan import PieceProgram, Transfer
 
 _WITHOUT_STATISTICS = torch.ops.aten._native_batch_norm_legit.no_stats
 _BATCH_NORMS = (
@@ -94,10 +96,71 @@ def split(
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """An encoding, and what it is told beside the tensor."""
+    """How a tensor is held that forward does not keep as it is.
 
-    way: type[ways.AbstractEncoding]
+    Attributes:
+        way: The encoding; None: the tensor itself is moved.
+        about: What the encoding is told beside the tensor.
+        move: What moves it; None: it stays on the device.
+        settled_before: See `Encoded`.
+    """
+
+    way: type[ways.AbstractEncoding] | None
     about: tuple[Any, ...]
+    move: type[ways.AbstractMove] | None
+    settled_before: str | None
+
+    @property
+    def name(self) -> str:
+        """For what stands for the tensor."""
+        way = self.way or self.move
+        assert way is not None, "bug in legroom: a form that is none"
+        return way.name.replace("-", "_")
+
+    def encode(self, value: Any) -> Any:
+        """What is held or moved, of a stand-in."""
+        return value if self.way is None else self.way.put(value, *self.about)
+
+    def put(self, graph: fx.Graph, value: fx.Node, like: Any) -> fx.Node:
+        """Write down how it is put away."""
+        held = value
+        if self.way is not None:
+            held = graph.call_function(self.way.put, (value, *self.about))
+            held.meta["val"] = like = self.encode(like)
+        if self.move is not None:
+            tier = self.move.tier
+            held = graph.call_function(self.move.put, (held, tier, value.name))
+            held.meta["val"] = self.move.put(like, tier, value.name)
+            if self.settled_before is None:
+                held = self.transfer(graph, held, self.move.settle)
+        return held
+
+    def transfer(self, graph: fx.Graph, ticket: fx.Node, operation: Any) -> fx.Node:
+        """Write down what is done about something that is elsewhere; another ticket for it."""
+        assert self.move is not None, "bug in legroom: a transfer of what stays"
+        made = graph.call_function(operation, (ticket, self.move.tier))
+        made.meta["val"] = ticket.meta["val"]
+        return made
+
+    def get(self, graph: fx.Graph, held: fx.Node, like: Any) -> fx.Node:
+        """Write down how it is given back."""
+        if self.move is not None:
+            moved = self.encode(like)
+            held = graph.call_function(self.move.get, (held, *_layout(moved), self.move.tier))
+            held.meta["val"] = moved
+        if self.way is not None:
+            held = graph.call_function(self.way.get, (held, *_layout(like), *self.about))
+        return held
+
+
+def _layout(value: Any) -> tuple[list[int], list[int], torch.dtype]:
+    return list(value.shape), list(value.stride()), value.dtype
+
+
+_TRANSFERS = {
+    Transfer.SETTLE: ways.AbstractMove.settle,
+    Transfer.FETCH: ways.AbstractMove.fetch,
+}
 
 
 class _Splitter:
@@ -131,6 +194,7 @@ class _Splitter:
         self._encoded = self._encoded_nodes()  # node: the way that it is held
         self._hidden = {*self._dropped, *map(self._storage, self._encoded)}
         self._held: dict[fx.Node, fx.Node] = {}  # node: its other form, in backward
+        self._tickets: dict[fx.Node, fx.Node] = {}  # node: what now stands for it, elsewhere
         self._is_mutated = {storage for op in code.forward for storage in op.updates}
         self._saved: list[fx.Node] = []
         self._states: dict[fx.Node, fx.Node] = {}  # random operation: its state in backward
@@ -151,10 +215,14 @@ class _Splitter:
     def _encoded_nodes(self) -> dict[fx.Node, _Form]:
         found = {}
         for each in self._program.encoded:
-            way = ways.get(each.way)
-            if not issubclass(way, ways.AbstractEncoding):
+            way = ways.get(each.way) if each.way else None
+            move = ways.get(each.move) if each.move else None
+            if way is not None and not issubclass(way, ways.AbstractEncoding):
                 raise MismatchError(f"a program encodes by {each.way}, which is no encoding")
-            found[self._written(each.node, each.place)] = _Form(way, each.about)
+            if move is not None and not issubclass(move, ways.AbstractMove):
+                raise MismatchError(f"a program moves by {each.move}, which moves nothing")
+            node = self._written(each.node, each.place)
+            found[node] = _Form(way, each.about, move, each.settled_before)
         return found
 
     def _written(self, name: str, place: int) -> fx.Node:
@@ -171,7 +239,9 @@ class _Splitter:
             node = self._nodes.get(instruction.node)
             if node is None:
                 raise MismatchError(f"a program runs {instruction.node}, which its graph lacks")
-            if instruction.decoded is not None:
+            if instruction.transfer is not None and instruction.decoded is not None:
+                self._transfer(instruction.node, instruction.decoded, instruction.transfer)
+            elif instruction.decoded is not None:
                 self._decode(instruction.node, instruction.decoded)
             elif instruction.is_rerun:
                 self._rerun(node)
@@ -272,20 +342,32 @@ class _Splitter:
         )
 
     def _decode(self, maker: str, place: int) -> None:
-        """See Note [Split], rule 7."""
+        """See Note [Split], rules 7 and 8."""
         node = self._written(maker, place)
-        form, value = self._encoded[node], node.meta["val"]
-        name = f"{node.name}_{form.way.name}".replace("-", "_")
-        held = self._held[node] = self._backward.placeholder(name)
-        held.meta["val"] = form.way.put(value, *form.about)
-        layout = (list(value.shape), list(value.stride()), value.dtype)
-        made = self._env[node] = self._backward.call_function(
-            form.way.get, (held, *layout, *form.about)
-        )
+        made = self._encoded[node].get(self._backward, self._stand_in(node), node.meta["val"])
         made.meta = dict(node.meta)
+        self._env[node] = made
         if self._probe is not None:
             self._env[node] = self._backward.call_function(self._probe, (maker, place, made))
             self._env[node].meta = dict(node.meta)
+
+    def _transfer(self, maker: str, place: int, transfer: Transfer) -> None:
+        node = self._written(maker, place)
+        self._tickets[node] = self._encoded[node].transfer(
+            self._backward, self._stand_in(node), _TRANSFERS[transfer]
+        )
+
+    def _stand_in(self, node: fx.Node) -> fx.Node:
+        """What stands for something that is held in another form or elsewhere."""
+        if node in self._tickets:
+            return self._tickets[node]
+        form, value = self._encoded[node], node.meta["val"]
+        held = self._held[node] = self._backward.placeholder(f"{node.name}_{form.name}")
+        held.meta["val"] = form.encode(value)
+        if form.move is not None:
+            held.meta["val"] = form.move.put(held.meta["val"], form.move.tier, node.name)
+            self._tickets[node] = held
+        return held
 
     def _state_before(self, node: fx.Node) -> fx.Node:
         state = self._backward.placeholder(f"{node.name}_state")
@@ -366,7 +448,7 @@ class _Splitter:
         needed = self._needed_in_forward([*checked, *unchecked, *self._held])
         due = self._due_after(needed)
         held: dict[fx.Node, fx.Node] = {}
-        shown = self._shown()
+        shown, leaving = self._shown(), self._leaving()
         for node in self._joint.graph.nodes:
             if node.op == "placeholder" and not is_tangent(node):
                 env[node] = graph.node_copy(node)
@@ -383,13 +465,15 @@ class _Splitter:
             if node in self._states:
                 states[node] = graph.call_function(random_state, (str(_device_of(node)),))
                 states[node].meta["val"] = self._states[node].meta["val"]
+            self._settle(leaving.pop(node.name, ()), graph, held)
             env[node] = graph.node_copy(node, env.__getitem__)
             if self._witness is not None and node in shown:
                 graph.call_function(self._witness.see, (*shown[node], env[node]))
             for encoded in due.get(node, ()):
-                form = self._encoded[encoded]
-                held[encoded] = graph.call_function(form.way.put, (env[encoded], *form.about))
-                held[encoded].meta["val"] = self._held[encoded].meta["val"]
+                form, value = self._encoded[encoded], encoded.meta["val"]
+                held[encoded] = form.put(graph, env[encoded], value)
+        for left in leaving.values():  # before what forward does not run
+            self._settle(left, graph, held)
         returned = [
             env[node] if isinstance(node, fx.Node) else node for node in self._forward_outputs
         ]
@@ -400,6 +484,21 @@ class _Splitter:
         graph.output(returned)
         _copy_output_meta(self._joint.graph, graph, self._forward_outputs)
         return _module(self._joint, graph, "legroom_forward")
+
+    def _leaving(self) -> dict[str, list[fx.Node]]:
+        """What has left before a node of forward, by the node's name."""
+        found: dict[str, list[fx.Node]] = defaultdict(list)
+        for node, form in self._encoded.items():
+            if form.settled_before and node in self._held:
+                found[form.settled_before].append(node)
+        return found
+
+    def _settle(
+        self, left: Iterable[fx.Node], graph: fx.Graph, held: dict[fx.Node, fx.Node]
+    ) -> None:
+        for node in left:
+            form = self._encoded[node]
+            held[node] = form.transfer(graph, held[node], ways.AbstractMove.settle)
 
     def _shown(self) -> dict[fx.Node, tuple[str, int]]:
         """What is shown to the witness."""
