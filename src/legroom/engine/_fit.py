@@ -36,6 +36,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from legroom import tiers
 from legroom.capture import (
     FunctionShell,
     call_that_is_set,
@@ -449,9 +450,14 @@ class Fitted:
         Args:
             probe: See `PlannedCall`; only eager kernels can be interrupted by one.
             witness: The same.
+
+        Raises:
+            TierSpaceError: There is no room for what the plan holds elsewhere.
         """
         if not step_plan.programs:
             return self._plain
+        for tier, num_bytes in step_plan.plan.tier_bytes.items():
+            tiers.current(tier).reserve(num_bytes)
         return PlannedCall(
             self._plain,
             step_plan.capture.sources,

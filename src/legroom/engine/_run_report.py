@@ -58,8 +58,8 @@ class RunReport:
         """The report of a plan, with what was measured under it."""
         ways: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
         for decision in plan.decisions:
-            ways[decision.way]["tensors"] += 1
-            ways[decision.way]["bytes"] += decision.num_bytes
+            ways[decision.form]["tensors"] += 1
+            ways[decision.form]["bytes"] += decision.num_bytes
         return cls(
             predicted_peak_bytes=plan.predicted_peak_bytes,
             added_ms=plan.added_ms,

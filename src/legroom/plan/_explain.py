@@ -10,6 +10,7 @@ from legroom.plan._plan import Decision, LiveTensor
 from legroom.plan._problem import Choice, Problem
 from legroom.plan._search import Search
 from legroom.plan._simulate import Trace
+from legroom.ways import Saving
 
 _MOST_POINTS = 400
 
@@ -32,7 +33,7 @@ def decisions_of(search: Search, choice: Choice) -> tuple[Decision, ...]:
                 added_ms += producer.time_ms
             charged.add(producer.index)
         elif number in trace.fetched:
-            added_ms += option.saving.get_ms
+            added_ms += option.saving.get_ms + trace.timetable.waited_ms.get(number, 0.0)
         decisions.append(
             Decision(
                 tensor=tensor.name,
@@ -44,6 +45,8 @@ def decisions_of(search: Search, choice: Choice) -> tuple[Decision, ...]:
                 line=tensor.line or producer.line,
                 operation=producer.name,
                 reason=_reason(problem, number, choice),
+                tier=option.saving.tier,
+                moved_bytes=option.saving.moved_bytes if number in trace.put else 0,
             )
         )
     return tuple(decisions)
@@ -64,8 +67,14 @@ def _reason(problem: Problem, number: int, choice: Choice) -> str:
     if option.saving.runs_producer:
         rate = candidate.num_bytes / 2**20 / max(producer.time_ms, 1e-6)
         return f"running {producer.name.split('.')[1]} again gives {rate:,.0f} MiB per ms"
-    saving = option.saving
-    share = saving.held_bytes / max(1, candidate.num_bytes)
+    return _reason_of_form(option.saving, candidate.num_bytes)
+
+
+def _reason_of_form(saving: Saving, num_bytes: int) -> str:
+    if saving.is_moved:
+        how = "waited for" if saving.waits else "behind what is computed"
+        return f"{saving.leave_ms:.1f} ms there, {saving.return_ms:.1f} ms back, {how}"
+    share = saving.held_bytes / max(1, num_bytes)
     return f"held in {100 * share:.0f} % of its bytes for {saving.put_ms + saving.get_ms:.2f} ms"
 
 

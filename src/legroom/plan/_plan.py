@@ -11,6 +11,7 @@ from typing import Any, final
 
 from legroom.errors import PlanFormatError
 from legroom.saved import load_json, read_record, save_json, schema_of
+from legroom.ways import DEVICE
 
 SCHEMA = "legroom.plan/1"
 
@@ -31,6 +32,8 @@ class Decision:
         added_ms: Time that this way of it adds to the step.
         operation: Name of the operation that makes it.
         reason: Why, in a clause.
+        tier: Where it is held: `"device"`, `"disk"`.
+        moved_bytes: What goes there and comes back, as it is or encoded.
     """
 
     tensor: str
@@ -42,6 +45,14 @@ class Decision:
     line: str
     operation: str
     reason: str
+    tier: str = DEVICE
+    moved_bytes: int = 0
+
+    @property
+    def form(self) -> str:
+        """The way, and where it is held if that is not what the way says."""
+        is_elsewhere = self.tier not in (DEVICE, self.way)
+        return f"{self.way} on {self.tier}" if is_elsewhere else self.way
 
 
 @final
@@ -93,6 +104,15 @@ class Plan:
     alive_at_peak: tuple[LiveTensor, ...] = ()
     timeline: tuple[tuple[int, int], ...] = ()
     phases: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def tier_bytes(self) -> dict[str, int]:
+        """What is held on each tier besides the device, by its name."""
+        found: dict[str, int] = {}
+        for each in self.decisions:
+            if each.moved_bytes:
+                found[each.tier] = found.get(each.tier, 0) + each.moved_bytes
+        return found
 
 
 @final

@@ -39,7 +39,7 @@ def group_decisions(decisions: Iterable[Decision]) -> list[DecisionGroup]:
     """Rows by module, line and way; those that release most come first."""
     groups: dict[tuple[str, str, str], list[Decision]] = {}
     for each in decisions:
-        key = (_NUMBER.sub("*", each.module), each.line, each.way)
+        key = (_NUMBER.sub("*", each.module), each.line, each.form)
         groups.setdefault(key, []).append(each)
     rows = [_join(members) for members in groups.values()]
     return sorted(
@@ -51,7 +51,7 @@ def sum_by_way(decisions: Iterable[Decision]) -> list[DecisionGroup]:
     """One row per way, without module and line; the largest first."""
     groups: dict[str, list[Decision]] = {}
     for each in decisions:
-        groups.setdefault(each.way, []).append(each)
+        groups.setdefault(each.form, []).append(each)
     rows = [_join(members) for members in groups.values()]
     return sorted(rows, key=lambda row: (-row.num_bytes, row.way))
 
@@ -63,7 +63,7 @@ def _join(members: Sequence[Decision]) -> DecisionGroup:
     return DecisionGroup(
         module=merge_names([each.module for each in members]),
         line=members[0].line,
-        way=members[0].way,
+        way=members[0].form,
         num_tensors=len(members),
         num_bytes=sum(each.num_bytes for each in members),
         released_bytes=sum(each.num_bytes - each.held_bytes for each in members),

@@ -73,7 +73,14 @@ def approach(search: Search, budget_bytes: int, effort: Effort) -> float | None:
 
 
 def _is_small(search: Search) -> bool:
-    return sum(len(each.options) > 1 for each in search.problem.candidates) <= _EXACT_UP_TO
+    """Whether choices can be ruled out one by one.
+
+    Not where tensors are moved: the relaxation does not say how long those stay in memory, and
+    would offer one choice after the other.
+    """
+    candidates = search.problem.candidates
+    is_moved = any(option.saving.is_moved for each in candidates for option in each.options)
+    return not is_moved and sum(len(each.options) > 1 for each in candidates) <= _EXACT_UP_TO
 
 
 def _gap(search: Search, bound_ms: float, budget_bytes: int) -> float:
