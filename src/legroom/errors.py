@@ -253,15 +253,22 @@ class TierSpaceError(TierError):
     """
 
     def __init__(
-        self, *, folder: str, wanted_bytes: int, free_bytes: int, reason: str = ""
+        self,
+        *,
+        folder: str,
+        wanted_bytes: int,
+        free_bytes: int,
+        reason: str = "",
+        tier: str = "disk",
     ) -> None:
         self.folder, self.wanted_bytes, self.free_bytes = folder, wanted_bytes, free_bytes
         super().__init__(
-            f"the disk tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
+            f"the {tier} tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
             f"{folder!r}, where {_in_mib(free_bytes)} are free"
             + (f": {reason}" if reason else "")
-            + ".\n  try: make room there, another folder (folder=, or LEGROOM_DISK), a smaller "
-            "batch, or a larger budget"
+            + ".\n  try: make room there, "
+            + ("another folder (folder=, or LEGROOM_DISK), " if tier == "disk" else "")
+            + "a smaller batch, or a larger budget"
         )
 
 

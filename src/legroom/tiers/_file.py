@@ -22,6 +22,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,7 +132,8 @@ class SystemFile(AbstractFile):
     def drop_pages(self, offset: int, num_bytes: int) -> None:
         """Have these bytes on the disk only; see Note [What counts as memory], rule 2."""
         _write_out(self._descriptor, offset, num_bytes)
-        os.posix_fadvise(self._descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+        if sys.platform == "linux":
+            os.posix_fadvise(self._descriptor, offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def grow(self, old_bytes: int, new_bytes: int) -> None:
         """Set space aside up to there."""
@@ -154,6 +156,8 @@ class SystemFile(AbstractFile):
 
     def _set_aside(self, old_bytes: int, new_bytes: int) -> None:
         try:
+            if sys.platform != "linux":
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             os.posix_fallocate(self._descriptor, old_bytes, new_bytes - old_bytes)
         except OSError as error:
             if error.errno not in _CANNOT_SET_ASIDE:
