@@ -223,7 +223,10 @@ class Offloading:
 
     def _put(self, value: torch.Tensor) -> _Held:
         encoding = encoding_for(value, self._encodings)
-        form = value if encoding is None else encoding.put(value)
+        form = value
+        if encoding is not None:
+            with torch.autocast(value.device.type, enabled=False):
+                form = encoding.put(value)
         held = _Held(value, form, encoding, self.num_moved)
         label = f"saved tensor {held.serial}, {_described(*held.layout[::2])}"
         held.ticket = self._tier.put(form, label=label)
@@ -248,10 +251,12 @@ class Offloading:
         self._fetch(held)
         self._read_ahead(held)
         value = self._tier.get(held.ticket, *held.put_layout)
-        held.is_fetched = False
-        self._ahead.discard(held)
+        with self._lock:
+            held.is_fetched = False
+            self._ahead.discard(held)
         if held.encoding is not None:
-            value = held.encoding.get(value, *_as_lists(held.layout))
+            with torch.autocast(value.device.type, enabled=False):
+                value = held.encoding.get(value, *_as_lists(held.layout))
         storage = value.untyped_storage()
         held.back = weakref.ref(storage)
         return storage, 0
@@ -269,13 +274,16 @@ class Offloading:
             earlier = self._in_order.get(serial)
             if earlier is None or earlier.is_fetched or earlier.in_memory() is not None:
                 continue
-            if sum(each.num_bytes for each in tuple(self._ahead)) >= self._ahead_bytes:
-                return
+            with self._lock:
+                if sum(each.num_bytes for each in self._ahead) >= self._ahead_bytes:
+                    return
+                self._ahead.add(earlier)
             try:
                 self._fetch(earlier)
             except TierError:
+                with self._lock:
+                    self._ahead.discard(earlier)
                 return
-            self._ahead.add(earlier)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@ import contextlib
 import copy
 import errno
 import gc
+import os
 import random
 import threading
 
@@ -98,11 +99,30 @@ def test_gradients_have_the_same_bits(net, x, disk, in_flight_bytes, ahead_bytes
 def test_synchronous_agrees(net, x, tmp_path, monkeypatch):
     monkeypatch.setenv("LEGROOM_DISK", str(tmp_path))
     plain, _ = gradients(net, x)
-    threads = threading.active_count()
-    moved, session = gradients(net, x, synchronous=True, min_bytes=KiB)
-    assert all_equal(plain, moved)
-    assert session.num_moved > 5
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        moved, session = gradients(net, x, synchronous=True, min_bytes=KiB)
+        assert all_equal(plain, moved)
+        assert session.num_moved > 5
+        del session
     assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+@pytest.mark.parametrize("shrink", [None, ("bits", "float16")])
+def test_autocast_inside(disk, shrink):
+    net, x = Chain(depth=3, width=64), torch.randn(32, 64)
+
+    def step(context):
+        net.zero_grad()
+        with context, torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = net(x).float().sum()
+        loss.backward()
+        return [param.grad.clone() for param in net.parameters()]
+
+    plain = step(contextlib.nullcontext())
+    moved = step(legroom.offload(tier=disk, min_bytes=1, shrink=shrink))
+    assert all_equal(plain, moved)  # float16 holds every bfloat16 of this size
 
 
 def test_the_tier_is_found_by_name(net, x, tmp_path):
