@@ -5,11 +5,11 @@ what would fit and what it would cost (`legroom.plan(step)`), and then trains wi
 (`legroom.fit(model, budget="6GiB")`), with proof that it is the same training
 (`legroom.verify(step)`). `legroom profile`, `legroom plan`, `legroom run` and `legroom verify` do
 the same for a script, from the command line. `legroom.swap(model)` puts leaner layers into a model,
-for training without a plan.
+and `legroom.offload()` moves what autograd saves to the disk, for training without a plan.
 """
 
 from legroom._version import __version__
-from legroom.engine import Fitted, RunReport, Verification, fit, verify
+from legroom.engine import Fitted, RunReport, Verification, fit, offload, verify
 from legroom.errors import LegroomError
 from legroom.layers import swap
 from legroom.meter import Profile, profile
@@ -25,6 +25,7 @@ __all__ = [
     "Verification",
     "__version__",
     "fit",
+    "offload",
     "plan",
     "profile",
     "show",

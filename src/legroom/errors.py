@@ -20,6 +20,7 @@ LegroomError                    exit code 1: something failed
 ├── DoubleBackwardError         gradients of gradients through a planned call
 ├── UnplannedGradientError      gradients of an output that was planned to receive none
 ├── NothingCapturedError        no module call of the step could be captured
+├── SavedTensorModifiedError    a saved tensor was changed in place; also a RuntimeError
 ├── TierError                   bytes could not be put on a tier, or do not come back
 │   └── TierSpaceError          the tier is full; carries what is wanted and what is free
 └── TorchInterfaceError         a private PyTorch interface that legroom relies on has gone
@@ -247,6 +248,24 @@ class NothingCapturedError(LegroomError):
         )
 
 
+class SavedTensorModifiedError(LegroomError, RuntimeError):
+    """A tensor that backward needs was changed in place after it was saved.
+
+    PyTorch raises a `RuntimeError` for that; with hooks on saved tensors it would not notice.
+
+    Attributes:
+        saved_version, version: How often it had been changed when it was saved, and by now.
+    """
+
+    def __init__(self, *, description: str, saved_version: int, version: int) -> None:
+        self.saved_version, self.version = saved_version, version
+        super().__init__(
+            f"a tensor that backward needs ({description}) has been modified by an inplace "
+            f"operation: it is at version {version}, and was saved at version {saved_version}.\n"
+            "  try: the same operation not in place, or a clone before it"
+        )
+
+
 class TierError(LegroomError):
     """Bytes could not be put on a tier, or do not come back from it."""
 
@@ -261,15 +280,22 @@ class TierSpaceError(TierError):
     """
 
     def __init__(
-        self, *, folder: str, wanted_bytes: int, free_bytes: int, reason: str = ""
+        self,
+        *,
+        folder: str,
+        wanted_bytes: int,
+        free_bytes: int,
+        reason: str = "",
+        tier: str = "disk",
     ) -> None:
         self.folder, self.wanted_bytes, self.free_bytes = folder, wanted_bytes, free_bytes
         super().__init__(
-            f"the disk tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
+            f"the {tier} tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
             f"{folder!r}, where {_in_mib(free_bytes)} are free"
             + (f": {reason}" if reason else "")
-            + ".\n  try: make room there, another folder (folder=, or LEGROOM_DISK), a smaller "
-            "batch, or a larger budget"
+            + ".\n  try: make room there, "
+            + ("another folder (folder=, or LEGROOM_DISK), " if tier == "disk" else "")
+            + "a smaller batch, or a larger budget"
         )
 
 

@@ -46,7 +46,7 @@ def test_the_makefile_lists_every_target():
     assert {"setup", "demo", "test", "check", "bench", "help"} <= set(targets)
 
 
-@pytest.mark.parametrize("command", ["profile", "plan", "run", "verify"])
+@pytest.mark.parametrize("command", ["profile", "plan", "run", "verify", "tiers"])
 def test_options_in_the_docs_exist(command):
     helped = subprocess.run(
         [sys.executable, "-m", "legroom", command, "--help"],
@@ -58,7 +58,7 @@ def test_options_in_the_docs_exist(command):
     assert [option for option in named if option not in helped] == []
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "verify"])
+@pytest.mark.parametrize("command", ["plan", "run", "verify", "tiers"])
 def test_every_option_is_in_its_docs(command):
     text = (ROOT / "docs" / f"{command}.md").read_text()
     (group,) = [each for each in cli_commands() if each.name == command]

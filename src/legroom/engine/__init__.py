@@ -14,6 +14,7 @@ from legroom.engine._verification import Difference, ErrorFigures, Verification
 from legroom.engine._verify import verify
 from legroom.engine._verify_script import check_steps, verify_script
 from legroom.engine.graph import choose_executor
+from legroom.engine.hooks import Offloading, offload
 
 __all__ = [
     "RUN_SCHEMA",
@@ -21,6 +22,7 @@ __all__ = [
     "Difference",
     "ErrorFigures",
     "Fitted",
+    "Offloading",
     "RunEvent",
     "RunReport",
     "ScriptRun",
@@ -31,6 +33,7 @@ __all__ = [
     "compile_backend",
     "fit",
     "fit_script",
+    "offload",
     "verify",
     "verify_script",
 ]

@@ -128,9 +128,12 @@ def _measure(tier: AbstractTier, on_progress: OnProgress | None) -> TierSpeed:
         report(1)
         put, get = _measure_lines(tier, _LENGTHS)
         report(2)
-        before_ms = _computing_alone()
-        (busy_put, busy_get), busy_ms = _while_computing(lambda: _measure_lines(tier, _LENGTHS))
-        alone_ms = min(before_ms, _computing_alone())  # the quieter one: others compute as well
+        before_ms = _computing_alone(tier.device_type)
+        (busy_put, busy_get), busy_ms = _while_computing(
+            lambda: _measure_lines(tier, _LENGTHS), tier.device_type
+        )
+        # The quieter one: other programs compute as well.
+        alone_ms = min(before_ms, _computing_alone(tier.device_type))
         report(3)
     return TierSpeed(
         bytes_per_ms_put=put.bytes_per_ms,
@@ -188,9 +191,11 @@ def _pairs(tier: AbstractTier, num_bytes: int, times: int) -> Iterator[tuple[flo
         began = time.perf_counter()
         ticket = tier.put(tensor, label="a trial of its speed")
         ticket = tier.settle(ticket)
+        _finish(tier.device_type)
         left = time.perf_counter()
         ticket = tier.fetch(ticket)
         back = tier.get(ticket, *layout)
+        _finish(tier.device_type)
         ended = time.perf_counter()
         del back, ticket
         yield 1e3 * (left - began), 1e3 * (ended - left)
@@ -198,7 +203,13 @@ def _pairs(tier: AbstractTier, num_bytes: int, times: int) -> Iterator[tuple[flo
             return
 
 
-def _while_computing(act: Callable[[], Any]) -> tuple[Any, float]:
+def _finish(device_type: str) -> None:
+    """What a CUDA device was given to do is done only when it is waited for."""
+    if device_type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _while_computing(act: Callable[[], Any], device_type: str = "cpu") -> tuple[Any, float]:
     """What `act` returns in another thread, and the mean of the products in this one meanwhile."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
@@ -212,7 +223,7 @@ def _while_computing(act: Callable[[], Any]) -> tuple[Any, float]:
     thread = threading.Thread(target=run, name="legroom-tier-speed")
     thread.start()
     try:
-        products = list(_products(lambda count: count > 0 and not thread.is_alive()))
+        products = list(_products(lambda count: count > 0 and not thread.is_alive(), device_type))
     finally:
         thread.join()
     if failure:
@@ -220,19 +231,19 @@ def _while_computing(act: Callable[[], Any]) -> tuple[Any, float]:
     return outcome[0], statistics.fmean(products)
 
 
-def _computing_alone() -> float:
+def _computing_alone(device_type: str) -> float:
     """The mean of the products where nothing is moved."""
     start = time.perf_counter()
 
     def is_enough(count: int) -> bool:
         return count >= _LEAST_PRODUCTS and 1e3 * (time.perf_counter() - start) >= _ALONE_MS
 
-    return statistics.fmean(_products(is_enough))
+    return statistics.fmean(_products(is_enough, device_type))
 
 
-def _products(is_enough: Callable[[int], bool]) -> Iterator[float]:
+def _products(is_enough: Callable[[int], bool], device_type: str) -> Iterator[float]:
     """Milliseconds of one product of matrices after the other."""
-    one, other = torch.ones(2, _MATRIX_SIDE, _MATRIX_SIDE).unbind()
+    one, other = torch.ones(2, _MATRIX_SIDE, _MATRIX_SIDE, device=device_type).unbind()
     out = torch.empty_like(one)
     for _ in range(3):
         torch.mm(one, other, out=out)
@@ -240,6 +251,7 @@ def _products(is_enough: Callable[[int], bool]) -> Iterator[float]:
     while not is_enough(count):
         began = time.perf_counter()
         torch.mm(one, other, out=out)
+        _finish(device_type)
         yield 1e3 * (time.perf_counter() - began)
         count += 1
 

@@ -13,16 +13,21 @@ from collections.abc import Iterator
 
 from legroom.errors import UsageError
 from legroom.registry import Registry
+from legroom.tiers._accelerator import AbstractAccelerator, Cuda
 from legroom.tiers._disk import Disk
 from legroom.tiers._file import AbstractFile, SystemFile
 from legroom.tiers._folder import file_system_of
+from legroom.tiers._host import Host
 from legroom.tiers._layout import why_not_plain
 from legroom.tiers._tier import AbstractTier, TierUse
 
 __all__ = [
+    "AbstractAccelerator",
     "AbstractFile",
     "AbstractTier",
+    "Cuda",
     "Disk",
+    "Host",
     "SystemFile",
     "TierUse",
     "current",
@@ -37,7 +42,7 @@ __all__ = [
     "why_not_plain",
 ]
 
-_TIERS: Registry[type[AbstractTier]] = Registry("tier", (Disk,))
+_TIERS: Registry[type[AbstractTier]] = Registry("tier", (Host, Disk))
 register, unregister, names, get = _TIERS.register, _TIERS.unregister, _TIERS.names, _TIERS.get
 
 _current: dict[str, AbstractTier] = {}

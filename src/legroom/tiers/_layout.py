@@ -81,7 +81,7 @@ def new_tensor(layout: Layout, *, label: str, tier: str) -> torch.Tensor:
         TierError: There is not that much.
     """
     try:
-        return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
+        return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype, device="cpu")
     except (RuntimeError, MemoryError) as error:
         raise TierError(
             f"{named(label)} cannot come back from tier {tier!r}: there is no host memory for its "

@@ -23,7 +23,6 @@ def open_disk(tmp_path):
     yield open_one
     for tier in opened:
         if tier.is_usable:
-            getattr(tier, "_file", tier)
             tier.close()
 
 

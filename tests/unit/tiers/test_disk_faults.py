@@ -1,11 +1,13 @@
 import errno
 import threading
+import time
 
 import pytest
 import torch
 
 from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.tiers import Disk
+from legroom.tiers._ticket import mark_own_thread
 from tests.unit.tiers.faulty_file import FaultyFile, failing
 from tests.unit.tiers.holding import layout, round_trip, same_bits, used_when_idle
 
@@ -245,3 +247,36 @@ def test_no_threads_are_needed_to_close(open_disk):
 def test_fewer_than_one_thread_is_refused(open_disk):
     with pytest.raises(UsageError, match="threads is 0"):
         open_disk(threads=0)
+
+
+def test_a_disk_that_hangs_does_not_hang_the_end(open_disk, monkeypatch):
+    """What its thread is at stays in memory, since the thread may still come back."""
+    monkeypatch.setattr("legroom.tiers._engine._CLOSING_SECONDS", 0.05)
+    disk = open_disk(faulty=True, threads=1)
+    disk.file.gate.clear()
+    x = torch.ones(100_000)
+    ticket = disk.put(x)
+    while not disk.file.moves:
+        time.sleep(0.001)
+    disk.close()
+    assert disk._slots[int(ticket)].source is not None
+    assert disk._engine.num_threads == 1
+    disk.file.gate.set()
+    while disk._engine.num_threads:
+        time.sleep(0.001)
+    disk.file.close()
+
+
+def test_threads_of_a_tier_release_nothing(disk):
+    """Note [Tickets], rule 4: a collection of cycles may run in any thread."""
+    tickets = [disk.settle(disk.put(torch.ones(1000)))]
+
+    def drop():
+        mark_own_thread()
+        tickets.clear()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join()
+    assert len(disk._slots) == 1
+    assert disk.in_use().num_slots == 0
