@@ -1,6 +1,7 @@
 """What does holding less cost in accuracy, and what does the loss of a language model take?
 
 In goes a part, measured once: `loss` (the last layer and the loss of GPT-2, plain and fitted),
+`blocks` (linear layers in chunks, plain and as a layer, and the floors of models with and without),
 `characters` or `pictures` (a model trained with every tensor encoded that can be), `preset-NAME`
 (a recipe of the literature against the planner, at the same measured peak); out comes one JSON
 object on stdout. `benchmarks.run` writes the tables.
@@ -8,6 +9,7 @@ object on stdout. `benchmarks.run` writes the tables.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
@@ -22,6 +24,7 @@ from torch.nn import functional
 import legroom
 from benchmarks import cases, engine
 from benchmarks.exactness import measure_peak
+from legroom.layers import POINTWISE, ChunkedMLP
 from legroom.meter import PeakGauge
 
 VOCABULARY, WIDTH, BATCH, LENGTH = 50257, 768, 4, 512
@@ -113,6 +116,124 @@ def _loss_row(
         "loss_part_bytes": grown_bytes - gradient_bytes,
         "gradient_bytes": gradient_bytes,
     }, gradients
+
+
+# -- linear layers in chunks -----------------------------------------------------------------------
+
+BLOCKS = {
+    "2048 rows, 768 to 3072, GELU": (2048, 768, 3072, "gelu_tanh", False),
+    "4096 rows, 256 to 1024, GELU": (4096, 256, 1024, "gelu_tanh", False),
+    "2048 rows, 512 to 1408, SiLU and a gate": (2048, 512, 1408, "silu", True),
+}
+"""By name: rows, width, width of the middle, activation, whether there is a gate."""
+FLOORS = ("gpt2", "llama")
+
+
+class PlainBlock(nn.Module):
+    """The layers of a block one after the other."""
+
+    def __init__(self, block: ChunkedMLP) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """What the block computes."""
+        block, activation = self.block, POINTWISE[self.block.activation].function
+        hidden = block.up(value)
+        if block.gate is None:
+            return block.down(activation(hidden))
+        return block.down(activation(block.gate(value)) * hidden)
+
+
+def measure_blocks() -> dict[str, Any]:
+    """Peaks, times and gradients of blocks; and how low plans go with and without chunks."""
+    torch.set_num_threads(1)
+    rows = {name: _block_row(*sizes) for name, sizes in BLOCKS.items()}
+    return {"rows": rows, "floors": {name: _floors(name) for name in FLOORS}}
+
+
+def _block_row(
+    num_rows: int, width: int, hidden: int, activation: str, gated: bool
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    chunked = ChunkedMLP(width, hidden, activation=activation, gated=gated, bias=not gated)
+    value, given = torch.randn(num_rows, width, requires_grad=True), torch.randn(num_rows, width)
+    leaves = [value, *chunked.parameters()]
+    calls = {"plain": PlainBlock(chunked), "chunked": chunked}
+
+    def gradients_of(call: nn.Module) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(call(value), leaves, given)
+
+    exact_block = copy.deepcopy(chunked).double()
+    exact_value = value.detach().double().requires_grad_()
+    exact = torch.autograd.grad(
+        PlainBlock(exact_block)(exact_value),
+        [exact_value, *exact_block.parameters()],
+        given.double(),
+    )
+    found: dict[str, Any] = {}
+    for name, call in calls.items():
+        gradients = gradients_of(call)
+        errors = [
+            float((mine.double() - theirs).norm() / theirs.norm())
+            for mine, theirs in zip(gradients, exact, strict=True)
+        ]
+        del gradients
+        gauge = PeakGauge(torch.device("cpu"))
+        assert gauge.start(), "a profiler was running"
+        gradients_of(call)
+        reading = gauge.stop()
+        assert reading is not None, "a profiler was running"
+        found[name] = {
+            "grown_bytes": reading.peak_bytes - reading.opening_bytes,
+            "worst_gradient_error": max(errors),
+        }
+    steps = {name: functools.partial(gradients_of, call) for name, call in calls.items()}
+    returned_bytes = given.nbytes + sum(each.nbytes for each in leaves)
+    return {
+        "hidden_bytes": num_rows * hidden * 4,
+        "returned_bytes": returned_bytes,
+        "contestants": found,
+        "times_ms": engine.interleaved(steps),
+    }
+
+
+def _floors(name: str) -> dict[str, Any]:
+    """How low plans go for a small model of transformers."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0}
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_embd=128, n_layer=4, n_head=2, n_positions=256, **sizes)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=256, **sizes,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+    tokens = torch.randint(100, (16, 160))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+
+    answer: dict[str, Any] = {}
+    for key, without in (("without", ("chunked-mlp",)), ("with", ())):
+        report = legroom.plan(
+            step, budget="floor", exactness="rounding", without=without, points=0, time_limit_s=10
+        )
+        assert report.chosen is not None, "a budget without a plan"
+        answer |= {"plain_peak_bytes": report.plain_peak_bytes, "step_ms": report.step_ms}
+        answer[key] = {
+            "floor_peak_bytes": report.floor_peak_bytes,
+            "added_ms": report.chosen.added_ms,
+            "rewrites": report.rewrites,
+        }
+    return answer
 
 
 # -- training with fewer bits ----------------------------------------------------------------------
@@ -290,6 +411,7 @@ def measure_recipe(name: str) -> dict[str, Any]:
 
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "loss": measure_loss,
+    "blocks": measure_blocks,
     **{name: functools.partial(measure_convergence, name) for name in MODELS},
     **{f"preset-{name}": functools.partial(measure_recipe, name) for name in RECIPES},
 }

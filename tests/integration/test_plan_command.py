@@ -10,6 +10,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MLP = str(SCRIPTS / "mlp.py")
+BLOCKS = str(SCRIPTS / "blocks.py")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,22 @@ def test_plan_for_another_device_says_it_is_modelled(legroom):
     assert run.returncode == 0, run.stderr
     assert "all times modelled" in run.stdout
     assert "The plan for 8.00 MiB" in run.stdout
+
+
+def test_what_costs_time_is_done_where_the_script_trains_long_enough(legroom):
+    """A script that ends before the step that is captured with it is planned without."""
+    plans = []
+    for num_steps in (4, 5):
+        run = legroom(
+            "plan", "--exactness", "rounding", "--budget", "floor", "--points", "0", "--json", "-",
+            BLOCKS, "--steps", num_steps,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        plans.append(json.loads(run.stdout))
+    without, lowest = plans
+    assert without["rewrites"] == []
+    assert lowest["rewrites"] == ["chunked-mlp"]
+    assert lowest["floor_peak_bytes"] < 0.7 * without["floor_peak_bytes"]
 
 
 def test_script_without_training_says_so(legroom, tmp_path):

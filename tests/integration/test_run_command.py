@@ -10,6 +10,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 WIDE = str(SCRIPTS / "wide_mlp.py")
+BLOCKS = str(SCRIPTS / "blocks.py")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,22 @@ def test_script_trains_the_same_within_the_budget(python, legroom):
     planned, measured = run.stderr.index("the plain step peaks at"), run.stderr.index("measured pe")
     assert planned < measured
     assert "kept" in run.stderr[measured:]
+
+
+@pytest.mark.slow
+def test_what_costs_time_is_done_where_nothing_else_fits(legroom, python):
+    options = ("run", "--exactness", "rounding", "--time-limit", "5", "--json", "-")
+    floor = legroom(*options, "--budget", "floor", "--without", "chunked-mlp", BLOCKS)
+    assert floor.returncode == 0, floor.stderr
+    budget = json.loads(floor.stdout)["budget_bytes"] - 2**20
+    run = legroom(*options, "--budget", budget, BLOCKS)
+    assert run.returncode == 0, run.stderr
+    data = json.loads(run.stdout)
+    assert data["rewrites"] == ["chunked-mlp"]
+    assert data["measured_peak_bytes"] <= budget
+    assert "rewritten by chunked-mlp" in " ".join(run.stderr.split())
+    losses = [line for line in run.stderr.splitlines() if line[:1].isdigit()]
+    assert losses == python(BLOCKS).stdout.splitlines()  # to four digits
 
 
 def test_json_to_stdout_is_alone_there(legroom):

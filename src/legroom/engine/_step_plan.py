@@ -149,9 +149,22 @@ class StepPlan:
         """
         started = time.perf_counter()
         reserved_bytes = self.reserved_bytes + num_bytes
-        self.plan, self.programs = _plan_within(self.planner, self.budget_bytes - reserved_bytes)
+        left_bytes = self.budget_bytes - reserved_bytes
+        try:
+            self.plan, self.programs = _plan_within(self.planner, left_bytes)
+        except InfeasibleBudgetError:
+            if self.capture.reserve is None:
+                raise
+            self._turn_to(self.capture.reserve, self.options.with_reserve(), left_bytes)
         self.reserved_bytes = reserved_bytes
         self.planning_s += time.perf_counter() - started
+
+    def _turn_to(self, capture: Capture, options: PlanOptions, budget_bytes: int) -> None:
+        """Carry out the step as captured otherwise; see Note [Reserve], rule 1."""
+        planner, self.notes = planner_of(capture, options)
+        self.plan, self.programs = _plan_within(planner, budget_bytes)
+        self.capture, self.options, self.planner = capture, options, planner
+        self.not_planned = _not_planned(planner)
 
 
 def plan_call(
@@ -205,8 +218,12 @@ def _plan_capture(
         programs=programs,
         notes=notes,
         planning_s=time.perf_counter() - started,
-        not_planned=[(each.what, each.why) for each in planner.graph.not_captured],
+        not_planned=_not_planned(planner),
     )
+
+
+def _not_planned(planner: Planner) -> list[tuple[str, str]]:
+    return [(each.what, each.why) for each in planner.graph.not_captured]
 
 
 def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, PieceProgram]]:

@@ -7,7 +7,8 @@ of one of the two. See Note [Reserve].
 # Note [Reserve]
 # 1. A rewrite that costs time changes every graph in which it finds something, whatever the budget
 #    is: the planner does not choose tensor by tensor. So the step is planned without it first, and
-#    with it where no plan fits. If none fits then either, the error tells of the lower floor.
+#    with it where no plan fits. If none fits then either, the error tells of the lower floor. The
+#    same once a step is measured above its budget, and no plan without fits what is left.
 # 2. As little as possible is the lower one of both floors.
 # 3. A rewrite that is asked for by name is no reserve: it is done at once. One that is left out, or
 #    not exact enough, is never done. A recipe of the literature is followed as it is.

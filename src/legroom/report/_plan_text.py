@@ -81,6 +81,7 @@ def _print_verdict(report: PlanReport, console: Console) -> None:
         f"{report.num_operations} operations and {report.num_tensors} tensors in {pieces}",
         f"captured in {report.capture_s:.1f} s, solved in {report.solve_s:.1f} s",
         f"{report.exactness}, with {', '.join(report.ways)}",
+        *([f"rewritten by {', '.join(report.rewrites)}"] if report.rewrites else ()),
     )
     console.print(escape(" · ".join(facts)), highlight=False)
     console.print()

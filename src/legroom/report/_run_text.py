@@ -27,6 +27,7 @@ def print_run_plan(report: RunReport, console: Console) -> None:
         f"added {format_added(report.added_ms)} per step",
         f"{report.exactness}, candidate {report.preset}",
         f"planned in {report.planning_s:.1f} s",
+        *([f"rewritten by {', '.join(report.rewrites)}"] if report.rewrites else ()),
     ]
     if report.gradient_error is not None:
         facts.append(f"gradients off by {100 * report.gradient_error:.2g} %")

@@ -10,10 +10,11 @@ it. See Note [Blocks], and Note [Chunks of rows] in `legroom.layers` for what ru
 #    What the functions compute together is known by their values, however they are written.
 # 2. A layer is `F.linear`, or a product with a weight stored the other way round (Conv1D of
 #    transformers). Shapes may change in between as long as rows stay rows.
-# 3. A block stays as it is where somebody else reads its middle, where a dropout inside draws
+# 3. Where one block ends with the layer that another begins with, the wider middle goes first.
+# 4. A block stays as it is where somebody else reads its middle, where a dropout inside draws
 #    numbers, where types differ (autocast), where its middle is narrower than what goes in, and
 #    where there are not two chunks of rows.
-# 4. What goes in must not be changed between the layers: it is read later than before.
+# 5. What goes in must not be changed between the layers: it is read later than before.
 
 from __future__ import annotations
 
@@ -70,13 +71,18 @@ class ChunkedMLP(AbstractRewrite):
     def apply(cls, graph: fx.GraphModule) -> list[str]:
         """Change every block that can be."""
         left: Counter[str] = Counter()
-        for node in list(graph.graph.nodes):
-            block = _Block.ending_at(node)
-            why_not = "" if block is None else block.why_not
-            if why_not:
-                left[why_not] += 1
-            elif block is not None:
-                block.exchange()
+        taken: set[fx.Node] = set()
+        found = (_Block.ending_at(node) for node in graph.graph.nodes)
+        blocks = [block for block in found if block is not None]
+        for block in sorted(blocks, key=lambda each: -each.up.made.nbytes):
+            nodes = {*block.middle.nodes, block.down.node}
+            if taken & nodes:
+                continue
+            if block.why_not:
+                left[block.why_not] += 1
+                continue
+            block.exchange()
+            taken |= nodes
         return [
             f"linear layers that are not run in chunks, because {why}: {num_blocks} pairs"
             for why, num_blocks in left.items()
@@ -252,7 +258,7 @@ class _Block:
         return found if found is not None and found._is_worth_it() else None
 
     def _is_worth_it(self) -> bool:
-        """See Note [Blocks], rule 3."""
+        """See Note [Blocks], rule 4."""
         hidden, read = self.up.made, value_of(self.up.input)
         assert read is not None, "bug in legroom: a layer that reads nothing"
         num_rows = hidden.numel() // max(1, hidden.shape[-1])
@@ -264,7 +270,7 @@ class _Block:
 
     @property
     def why_not(self) -> str:
-        """Why it stays as it is; nothing where it does not. See Note [Blocks], rules 3 and 4."""
+        """Why it stays as it is; nothing where it does not. See Note [Blocks], rules 4 and 5."""
         if self.middle.draws:
             return "a dropout between them draws numbers"
         own = {*self.middle.nodes, self.down.node}
@@ -273,7 +279,7 @@ class _Block:
         return "what they read is changed between them" if self._input_changes() else ""
 
     def _input_changes(self) -> bool:
-        """See Note [Blocks], rule 4."""
+        """See Note [Blocks], rule 5."""
         order = {node: place for place, node in enumerate(self.down.node.graph.nodes)}
         first, last = order[self.up.node], order[self.down.node]
         if self.gate is not None:

@@ -12,6 +12,7 @@ function drawLimits() {
     ["Device", data.device],
     ["Times", describeTimes()],
     ["Ways", data.ways.join(", ")],
+    ["Rewritten by", (data.rewrites ?? []).join(", ") || "nothing"],
     ["Exactness", data.exactness],
     ["Graph", `${plural(data.num_operations, "operation")}, ${plural(data.num_tensors, "tensor")}, ${plural(data.num_pieces, "piece")}`],
     ["Captured in", `${data.capture_s.toFixed(1)} s`],
