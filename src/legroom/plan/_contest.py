@@ -11,7 +11,9 @@ on any, and the leanest choice. See Note [Candidates].
 # 3. The archive keeps what was found for other budgets, so a larger budget never costs more.
 # 4. Backward in another order is a second problem with the same candidates. It is looked at where
 #    some preset's peak is lower in it; the bound is the lower one of both.
-# 5. A bound on the stash is a peak like any other: where forward ends, as much counts as taken as
+# 5. Where tensors may be moved, the problem is also solved as if none could, so that no plan is
+#    slower for it: the relaxation knows little of when what is moved is in memory.
+# 6. A bound on the stash is a peak like any other: where forward ends, as much counts as taken as
 #    leaves room for nothing but the stash within the budget (`reserve`). So a contest with a bound
 #    on the stash is for one budget.
 
@@ -29,7 +31,7 @@ from legroom.plan import presets, solvers
 from legroom.plan._order import reordered
 from legroom.plan._plan import PresetPoint
 from legroom.plan._problem import Choice, Problem, build_problem
-from legroom.plan._search import Archive, Effort, Entry, Search
+from legroom.plan._search import Effort, Entry, Search
 from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
 from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay, RunCost
@@ -76,7 +78,7 @@ class Setting:
 @final
 @dataclass(frozen=True)
 class Reserve:
-    """Room for the stash, and for nothing else, where forward ends; see Note [Candidates], rule 5.
+    """Room for the stash, and for nothing else, where forward ends; see Note [Candidates], rule 6.
 
     Attributes:
         budget_bytes: The one budget that it is for.
@@ -104,9 +106,9 @@ class Order:
 
     def __init__(self, name: str, problem: Problem, reserve: Reserve | None) -> None:
         self.name = name
-        self.search = self.real = Search(problem, Archive())
+        self.search = self.real = Search(problem)
         if reserve is not None:
-            self.search = Search(reserve.applied(problem), Archive())
+            self.search = Search(reserve.applied(problem))
 
 
 @final
@@ -126,6 +128,12 @@ class Contest:
         self.presets = self._try_presets()
         if setting.preset is not None:
             self._orders = [self._follow(setting.preset, problem)]
+        elif problem.has_moves:
+            staying = Order(_CAPTURED, problem.without_moves(), reserve)
+            for preset in presets.all_presets():
+                for choice in preset.choices(staying.search):
+                    staying.search.evaluate(choice, preset.name)
+            self._orders.append(staying)
 
     @property
     def problem(self) -> Problem:

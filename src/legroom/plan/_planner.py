@@ -170,7 +170,7 @@ class Planner:
     # -- one budget ----------------------------------------------------------------------------
 
     def _contest_for(self, budget_bytes: int) -> Contest:
-        """Where plans for a budget are looked for; see Note [Candidates], rule 5."""
+        """Where plans for a budget are looked for; see Note [Candidates], rule 6."""
         if self.stash_bytes is None:
             return self._contest
         if budget_bytes not in self._within_stash:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from legroom.capture import Graph, Kind, OperationInfo, Phase, TensorInfo
@@ -125,6 +125,19 @@ class Problem:
     tied: tuple[tuple[int, ...], ...]
     left_by_forward: dict[int, int]
     reserved: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def has_moves(self) -> bool:
+        """Whether any tensor could be held elsewhere."""
+        return any(option.move for each in self.candidates for option in each.options)
+
+    def without_moves(self) -> Problem:
+        """The problem if none could: options that move come last, so its choices hold for both."""
+        staying = (
+            replace(each, options=tuple(option for option in each.options if not option.move))
+            for each in self.candidates
+        )
+        return replace(self, candidates=tuple(staying))
 
     def place_of(self, candidate: Candidate) -> Place | None:
         """Where it is in the programs; None for what is made outside all pieces."""

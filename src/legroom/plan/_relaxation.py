@@ -183,8 +183,8 @@ class Relaxation:
                 may_come_for_free = len(self._problem.reruns[candidate.producer].makes) > 1
                 return_ms = 0.0 if may_come_for_free else saving.return_ms
                 both[variable], back[variable] = saving.leave_ms + return_ms, return_ms
-        if not both:
-            return
+        if not both or not self._problem.needs:
+            return  # nobody asks for anything
         operations, last = self._problem.graph.operations, max(self._problem.needs)
         turn = min(op.index for op in operations if op.phase is Phase.BACKWARD)
         added: _Expression = dict(enumerate(self._costs))

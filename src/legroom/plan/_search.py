@@ -142,6 +142,17 @@ class Search:
             options.append(self._hold[number] if keep else drop)
         return Choice(tuple(options))  # type: ignore[arg-type]
 
+    def moving(self, choice: Choice, numbers: Iterable[int]) -> Choice:
+        """Hold these candidates elsewhere, behind what is computed, where that is possible."""
+        movable = [number for number in numbers if self._behind[number] is not None]
+        return self._with(choice, movable, self._behind)
+
+    def waited_ms(self, choice: Choice) -> float:
+        """How long the step waits for what is held elsewhere."""
+        trace = Trace()
+        self.simulator.run(choice, trace)
+        return trace.timetable.total_ms
+
     def is_held(self, choice: Choice, number: int) -> bool:
         """Whether the choice keeps the candidate whole."""
         return choice.options[number] == self._hold[number]

@@ -50,7 +50,7 @@ def encoding_for(
         dtype=str(tensor.dtype).removeprefix("torch."),
     )
     for way in encodings:
-        held_bytes = way.held_bytes(info)
+        held_bytes = way.held_bytes(info, ())
         if held_bytes is not None and held_bytes < num_bytes:
             return way
     return None

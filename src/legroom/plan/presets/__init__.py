@@ -6,6 +6,7 @@ Every preset is a candidate and a starting point of every plan.
 from __future__ import annotations
 
 from legroom.plan.presets._by_cost import Echo, MinCut, SaveAll, Tempo
+from legroom.plan.presets._by_tier import VDNN, SuperNeurons, Swap
 from legroom.plan.presets._by_way import ActNN, FewBit, Gist, GistLossy
 from legroom.plan.presets._checkmate import Checkmate
 from legroom.plan.presets._preset import AbstractPreset
@@ -31,6 +32,9 @@ _PRESETS: Registry[type[AbstractPreset]] = Registry(
         ActNN,
         FewBit,
         Tempo,
+        VDNN,
+        Swap,
+        SuperNeurons,
     ),
 )
 register, unregister, names, get = (

@@ -78,9 +78,8 @@ def _is_small(search: Search) -> bool:
     Not where tensors are moved: the relaxation does not say how long those stay in memory, and
     would offer one choice after the other.
     """
-    candidates = search.problem.candidates
-    is_moved = any(option.saving.is_moved for each in candidates for option in each.options)
-    return not is_moved and sum(len(each.options) > 1 for each in candidates) <= _EXACT_UP_TO
+    num_choices = sum(len(each.options) > 1 for each in search.problem.candidates)
+    return not search.problem.has_moves and num_choices <= _EXACT_UP_TO
 
 
 def _gap(search: Search, bound_ms: float, budget_bytes: int) -> float:
