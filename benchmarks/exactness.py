@@ -26,7 +26,9 @@ NUM_STEPS = 3
 
 
 def compare_levels(
-    build: Callable[[], Case], fit: Callable[..., legroom.Fitted]
+    build: Callable[[], Case],
+    fit: Callable[..., legroom.Fitted],
+    levels: tuple[str, ...] = LEVELS,
 ) -> list[dict[str, Any]]:
     """Three steps plain and fitted at each level, compared bit for bit.
 
@@ -37,7 +39,7 @@ def compare_levels(
     plain = build()
     expected = [_step(plain) for _ in range(NUM_STEPS)]
     del plain
-    return [{"level": level, **_row(build, fit, level, expected)} for level in LEVELS]
+    return [{"level": level, **_row(build, fit, level, expected)} for level in levels]
 
 
 def _row(

@@ -170,14 +170,14 @@ def _speed_cells(answer: dict[str, Any]) -> list[str]:
     peaks, stash = answer["peaks"], answer["stash"]
     return [
         f"{statistics.median(times['plain']):.0f}",
-        _ratio(times, "checkpoint", "plain"),
-        _ratio(times, "fitted", "plain"),
-        _ratio(times, "fitted", "checkpoint"),
+        ratio_of(times, "checkpoint", "plain"),
+        ratio_of(times, "fitted", "plain"),
+        ratio_of(times, "fitted", "checkpoint"),
         f"{answer['reports']['fitted']['measured_peak_bytes'] / peaks['checkpoint']:.3f}"
         if "checkpoint" in peaks
         else "–",
-        _ratio(times, "free", "plain"),
-        _ratio(times, "whole", "plain"),
+        ratio_of(times, "free", "plain"),
+        ratio_of(times, "whole", "plain"),
         mib(stash["plain"]),
         mib(stash["free"]),
         f"{stash['plain'] / max(1, stash['free']):.2f}",
@@ -232,7 +232,7 @@ def _less_table(seen: dict[str, Any]) -> Iterable[str]:
                     mib(stash["plain"]),
                     mib(stash[key]),
                     f"{stash['plain'] / max(1, stash[key]):.2f}",
-                    _ratio(answer["times_ms"], key, "plain"),
+                    ratio_of(answer["times_ms"], key, "plain"),
                     mib(report["plain_peak_bytes"] - report["measured_peak_bytes"]),
                     percent(error) if error is not None else "",
                 ]
@@ -245,7 +245,7 @@ def _less_table(seen: dict[str, Any]) -> Iterable[str]:
     return table(head, body)
 
 
-def _ratio(times: dict[str, list[float]], one: str, other: str) -> str:
+def ratio_of(times: dict[str, list[float]], one: str, other: str) -> str:
     """The median over rounds of one contestant's time by another's, and its spread."""
     if one not in times or other not in times:
         return "–"
@@ -277,7 +277,7 @@ def _torch_section(seen: dict[str, Any]) -> Iterable[str]:
                     f"{statistics.median(times[each]):.0f}"
                     for each in ("plain", "torch", "legroom")
                 ),
-                _ratio(times, "legroom", "torch"),
+                ratio_of(times, "legroom", "torch"),
             ]
         )
     head = [

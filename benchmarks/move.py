@@ -1,0 +1,297 @@
+"""What does holding tensors on the disk save, what does it cost, and what does it leave behind?
+
+In go a case's name and a part (`floor`, `less`, `choice`), or a part alone that is measured once
+(`soak`, `interruptions`); out comes one JSON object on stdout. `benchmarks.run move` puts the
+answers side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import legroom
+from benchmarks import cases
+from benchmarks.cases import Case
+from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, fit_case
+from benchmarks.exactness import compare_levels, measure_peak
+from benchmarks.processes import one_line
+from legroom import tiers
+from legroom.capture import capture_step
+from legroom.engine._allocator import return_freed_memory
+from legroom.errors import LegroomError
+from legroom.meter import tier_speed
+from legroom.meter._resident import highest_resident_bytes, reset_highest, resident_bytes
+from legroom.plan import PlanOptions, planner_of
+
+ROUNDS = 9
+FACTORS = (10.0, 20.0)
+"""How many times less than plain is to be kept for backward; 20 is vDNN's."""
+SHARES = (20, 10)
+"""Of the activations, in percent: where plans with and without the disk are compared."""
+NUM_STEPS = 200
+NUM_INTERRUPTIONS = 60
+_SEED = 11
+
+
+# -- as little as possible -----------------------------------------------------------------------
+
+
+def measure_floor(name: str) -> dict[str, Any]:
+    """The lowest peak without and with the disk, the latter carried out and compared."""
+
+    def build() -> Case:
+        case = cases.build(name)
+        torch.manual_seed(_SEED)
+        return case
+
+    case = build()
+    capture = capture_step(case.step)
+    floors = {}
+    for key, disk in (("without", False), ("with", True)):
+        planner, _ = planner_of(capture, PlanOptions(disk=disk))
+        floors[key] = planner.floor_bytes
+        state_bytes, plain_bytes = planner.plain.state_bytes, planner.plain.peak_bytes
+    del capture, planner, case
+    fit = functools.partial(fit_case, disk=True)
+    (row,) = compare_levels(build, fit, levels=("floor",))
+    return {
+        "floors": floors,
+        "state_bytes": state_bytes,
+        "plain_peak_bytes": plain_bytes,
+        "row": row,
+        "resident": _resident_growth(build()),
+    }
+
+
+def _resident_growth(case: Case) -> dict[str, int | None]:
+    """Resident growth over steps at the floor, and the allocator's peak over one of them."""
+    return_freed_memory()
+    before = resident_bytes()
+    handle = fit_case(case, budget="floor", disk=True)
+    for _ in range(MEASURED_STEPS):
+        case.step()
+    peak_bytes = measure_peak(case.step)
+    for param in case.model.parameters():
+        param.grad = None
+    gc.collect()
+    outside = resident_bytes()
+    reset_highest()
+    case.step()
+    highest = highest_resident_bytes()
+    handle.undo()
+    return {
+        "before_bytes": before,
+        "outside_bytes": outside,
+        "highest_bytes": highest,
+        "allocator_peak_bytes": peak_bytes,
+        "state_bytes": sum(
+            each.nbytes
+            for optimizer in case.optimizers
+            for state in optimizer.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        )
+        + sum(param.nbytes for model in case.models for param in model.parameters()),
+    }
+
+
+# -- far less kept for backward ------------------------------------------------------------------
+
+
+def measure_less(name: str) -> dict[str, Any]:
+    """So many times less kept for backward, with the same bits: what of the transfer is hidden."""
+    torch.set_num_threads(1)
+    plain = _warm(cases.build(name))
+    stash_bytes = legroom.profile(plain.step, warmup=0).largest_stash_bytes
+    runs, handles, failed = {"plain": plain}, {}, {}
+    for factor in FACTORS:
+        key = f"{factor:g} times"
+        try:
+            runs[key], handles[key] = _fitted(name, stash=int(stash_bytes / factor), disk=True)
+        except LegroomError as error:  # a row, not the end of the benchmark
+            failed[key] = one_line(error)
+    stash = {"plain": stash_bytes} | {
+        key: legroom.profile(runs[key].step, warmup=0).largest_stash_bytes for key in handles
+    }
+    return {
+        "stash": stash,
+        "times_ms": _side_by_side({key: case.step for key, case in runs.items()}),
+        "moved_bytes": {key: each.plan.tier_bytes.get("disk", 0) for key, each in handles.items()},
+        "predicted_ms": {key: each.plan.added_ms for key, each in handles.items()},
+        "reports": {key: each.report().to_dict() for key, each in handles.items()},
+        "speed": dataclasses.asdict(tier_speed(tiers.disk())),
+        "failed": failed,
+    }
+
+
+# -- the planner's choice against all and nothing ------------------------------------------------
+
+
+def measure_choice(name: str) -> dict[str, Any]:
+    """Step times at the same peak: all on the disk, nothing, and what the planner chooses."""
+    torch.set_num_threads(1)
+    plain = _warm(cases.build(name))
+    levels: dict[str, Any] = {"all on the disk": {"preset": "vdnn", "budget": "100%"}}
+    try:
+        forced, handle = _fitted(name, disk=True, **levels["all on the disk"])
+    except LegroomError as error:
+        return {"failed": {"all on the disk": one_line(error)}, "rows": []}
+    forced_bytes = measure_peak(forced.step)
+    rows, failed = [], {}
+    budgets = {"all on the disk": forced_bytes} | {f"{share} %": f"{share}%" for share in SHARES}
+    for level, budget in budgets.items():
+        bound = {"budget": budget} if isinstance(budget, int) else {"activations": budget}
+        runs, handles = {"plain": plain}, {}
+        if level == "all on the disk":
+            runs["all"], handles["all"] = forced, handle
+        for key, disk in (("planned", True), ("without", False)):
+            try:
+                runs[key], handles[key] = _fitted(name, disk=disk, **bound)
+            except LegroomError as error:
+                failed[f"{level}, {key}"] = one_line(error)
+        rows.append(
+            {
+                "level": level,
+                "times_ms": _side_by_side({key: case.step for key, case in runs.items()}),
+                "peaks": {key: measure_peak(case.step) for key, case in runs.items()},
+                "ways": {key: each.report().to_dict()["ways"] for key, each in handles.items()},
+            }
+        )
+        for each in handles.values():
+            each.undo()
+    return {"rows": rows, "failed": failed}
+
+
+def _warm(case: Case) -> Case:
+    for _ in range(WARMUP_STEPS):
+        case.step()
+    return case
+
+
+def _fitted(name: str, **options: Any) -> tuple[Case, legroom.Fitted]:
+    case = _warm(cases.build(name))
+    handle = fit_case(case, **options)
+    try:
+        for _ in range(MEASURED_STEPS + 1):
+            case.step()
+    except LegroomError:
+        handle.undo()
+        raise
+    return case, handle
+
+
+def _side_by_side(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Milliseconds of each step by the wall's clock, since a disk works while nothing computes."""
+    times: dict[str, list[float]] = {each: [] for each in steps}
+    for number in range(ROUNDS):
+        order = list(steps)
+        for each in order[number % len(order) :] + order[: number % len(order)]:
+            started = time.perf_counter()
+            steps[each]()
+            times[each].append(1000 * (time.perf_counter() - started))
+    return times
+
+
+# -- nothing is left behind ----------------------------------------------------------------------
+
+
+def measure_soak() -> dict[str, Any]:
+    """Two hundred steps of a GPT-2 that holds most of its stash on the disk."""
+    case, handle = _fitted("gpt2", stash="10%", disk=True)
+    readings = []
+    for step in range(NUM_STEPS):
+        case.step()
+        if step % 20 == 19:
+            readings.append({"step": step + 1, **_held()})
+    handle.undo()
+    return {"readings": readings}
+
+
+def _held() -> dict[str, int | None]:
+    use = tiers.disk().in_use()
+    return {
+        "resident_bytes": resident_bytes(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "file_bytes": use.reserved_bytes,
+        "slots": use.num_slots,
+    }
+
+
+def measure_interruptions() -> dict[str, Any]:
+    """Ctrl-C at random moments of fitted steps; what follows must be as if nothing had been."""
+    case, handle = _fitted("gpt2", stash="10%", disk=True)
+    draw, counts = random.Random(_SEED), {"interrupted": 0, "ended before": 0, "equal after": 0}
+    started = time.perf_counter()
+    case.step()
+    step_s = time.perf_counter() - started
+    expected = _probe(case)
+    for _ in range(NUM_INTERRUPTIONS):
+        timer = threading.Timer(draw.uniform(0, step_s), os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            _probe(case)
+            timer.join()
+            counts["ended before"] += 1
+        except KeyboardInterrupt:
+            counts["interrupted"] += 1
+        _let_pass(timer)
+        counts["equal after"] += _probe(case) == expected
+    handle.undo()
+    return {"counts": counts, "left": _held()}
+
+
+def _let_pass(timer: threading.Timer) -> None:
+    """Let a late signal arrive where it does no harm."""
+    try:
+        timer.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        pass
+
+
+def _probe(case: Case) -> float:
+    """Loss and gradients of the same batch with the same random numbers, as one number."""
+    torch.manual_seed(_SEED)
+    case.model.zero_grad()
+    loss = case.loss()
+    loss.backward()
+    total = sum(param.grad.double().sum().item() for param in case.model.parameters())
+    return float(loss.item() + total)
+
+
+CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "floor": measure_floor,
+    "less": measure_less,
+    "choice": measure_choice,
+}
+SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "soak": measure_soak,
+    "interruptions": measure_interruptions,
+}
+
+
+def main() -> None:
+    """Measure one part and print it."""
+    if sys.argv[1] in SINGLE_PARTS:
+        answer = SINGLE_PARTS[sys.argv[1]]()
+    else:
+        answer = CASE_PARTS[sys.argv[2]](sys.argv[1])
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
