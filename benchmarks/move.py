@@ -129,7 +129,9 @@ def measure_less(name: str) -> dict[str, Any]:
     return {
         "stash": stash,
         "times_ms": _side_by_side({key: case.step for key, case in runs.items()}),
-        "moved_bytes": {key: each.plan.tier_bytes.get("disk", 0) for key, each in handles.items()},
+        "moved_bytes": {
+            key: sum(each.plan.moved_bytes.get("disk", ())) for key, each in handles.items()
+        },
         "predicted_ms": {key: each.plan.added_ms for key, each in handles.items()},
         "reports": {key: each.report().to_dict() for key, each in handles.items()},
         "speed": dataclasses.asdict(tier_speed(tiers.disk())),

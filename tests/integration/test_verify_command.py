@@ -56,6 +56,20 @@ def test_fitted_training_is_equal(legroom):
     assert data["run"]["measured_peak_bytes"] <= data["run"]["budget_bytes"]
 
 
+def test_training_from_the_disk_is_equal(legroom):
+    run = legroom(
+        "verify", "--stash", "20%", "--disk", legroom.folder, "--without", "remake", "--without",
+        "replay", "--steps", "2", "--json", "disk.json", WIDE,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "Equal bit for bit" in run.stdout
+    data = json.loads((legroom.folder / "disk.json").read_text())
+    assert data["run"]["ways"]["disk"]["tensors"] > 0
+    assert not [
+        each for each in legroom.folder.iterdir() if each.suffix not in (".json", ".py", "")
+    ]
+
+
 def test_training_that_is_different_is_named(legroom):
     # Compiled code is the one thing here that knows whether it is fitted.
     script = write(

@@ -456,8 +456,8 @@ class Fitted:
         """
         if not step_plan.programs:
             return self._plain
-        for tier, num_bytes in step_plan.plan.tier_bytes.items():
-            tiers.current(tier).reserve(num_bytes)
+        for tier, sizes in step_plan.plan.moved_bytes.items():
+            tiers.current(tier).reserve(sum(sizes), num_tensors=len(sizes))
         return PlannedCall(
             self._plain,
             step_plan.capture.sources,

@@ -106,12 +106,12 @@ class Plan:
     phases: tuple[tuple[str, int], ...] = ()
 
     @property
-    def tier_bytes(self) -> dict[str, int]:
-        """What is held on each tier besides the device, by its name."""
-        found: dict[str, int] = {}
+    def moved_bytes(self) -> dict[str, list[int]]:
+        """Bytes of each tensor that is held on a tier besides the device, by the tier's name."""
+        found: dict[str, list[int]] = {}
         for each in self.decisions:
             if each.moved_bytes:
-                found[each.tier] = found.get(each.tier, 0) + each.moved_bytes
+                found.setdefault(each.tier, []).append(each.moved_bytes)
         return found
 
 

@@ -254,12 +254,16 @@ class Disk(AbstractTier):
                     break
         return relaid(destination, layout).to(slot.device)
 
-    def reserve(self, num_bytes: int) -> None:
-        """Set space aside, so that this much fits beside what is held now."""
+    def reserve(self, num_bytes: int, *, num_tensors: int = 1) -> None:
+        """Set space aside, so that this much fits beside what is held now.
+
+        A tensor begins in the file as it does in memory, beside a multiple of the alignment.
+        """
         self._check_usable()
         self._tidy_up()
         with self._engine.lock:
-            self._grow_to(self._extents.num_bytes + rounded_up(num_bytes))
+            around = 2 * ALIGNMENT * (num_tensors - 1)
+            self._grow_to(self._extents.num_bytes + rounded_up(num_bytes) + around)
 
     def in_use(self) -> TierUse:
         """What it holds now."""

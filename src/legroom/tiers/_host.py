@@ -31,7 +31,7 @@ import torch
 
 from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.tiers._accelerator import AbstractAccelerator, Cuda
-from legroom.tiers._extents import Extents, rounded_up
+from legroom.tiers._extents import ALIGNMENT, Extents, rounded_up
 from legroom.tiers._layout import Layout, is_dense, layout_of, named, relaid
 from legroom.tiers._ticket import Claim, claim_of, new_ticket, number_of
 from legroom.tiers._tier import AbstractTier, TierUse
@@ -189,15 +189,16 @@ class Host(AbstractTier):
             slot.destination = None
         return relaid(tensor, layout)
 
-    def reserve(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int, *, num_tensors: int = 1) -> None:
         """Pin memory, so that this much fits beside what is held now."""
         self._check_usable()
         device = torch.device(self.device_type, _current_device())
+        wanted_bytes = rounded_up(num_bytes) + ALIGNMENT * (num_tensors - 1)
         with self._lock:
             slabs = self._slabs.setdefault(device, [])
             free = sum(each.memory.numel() - each.extents.num_bytes for each in slabs)
-            if rounded_up(num_bytes) > free:
-                slabs.append(self._new_slab(rounded_up(num_bytes) - free))
+            if wanted_bytes > free:
+                slabs.append(self._new_slab(wanted_bytes - free))
 
     def in_use(self) -> TierUse:
         """What it holds now."""

@@ -128,8 +128,8 @@ class AbstractTier(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reserve(self, num_bytes: int) -> None:
-        """Set space aside, so that this much fits beside what is held now.
+    def reserve(self, num_bytes: int, *, num_tensors: int = 1) -> None:
+        """Set space aside, so that this much, in so many tensors, fits beside what is held now.
 
         Raises:
             TierSpaceError: There is less.

@@ -65,6 +65,21 @@ def test_options_reach_the_planner(run):
     )
 
 
+def test_bounds_and_folders_reach_the_planner(run):
+    code, _, _ = run("plan", "--stash", "25%", "--disk", "/scratch", "train.py")
+    assert code == 0
+    ((_, options),) = run.planned
+    assert (options.stash, options.disk, options.budget) == ("25%", "/scratch", None)
+    assert options.chosen_budget.share == 1.0
+    assert "disk" in options.way_names
+
+
+def test_a_bound_that_is_none_is_told(run):
+    code, _, err = run("plan", "--stash", "much", "train.py")
+    assert code == 2
+    assert "stash 'much' is not a size" in err
+
+
 def test_defaults_plan_everything(run):
     run("plan", "train.py")
     assert run.planned[0][1] == PlanOptions()
