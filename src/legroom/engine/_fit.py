@@ -68,7 +68,7 @@ from legroom.engine.graph import (
 )
 from legroom.errors import UsageError
 from legroom.plan import OnProgress, PlanOptions, allowed_ways
-from legroom.ways import take_overflows
+from legroom.ways import Disk, take_overflows
 
 _log = logging.getLogger("legroom")
 _MOST_PLANNED = 4
@@ -183,7 +183,8 @@ def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
     Raises:
         UsageError: One of them was asked for by name.
     """
-    asked = [name for name in options.asked if name in executor.without]
+    named = (*options.asked, *((Disk.name,) if options.disk else ()))
+    asked = [name for name in named if name in executor.without]
     if asked:
         raise UsageError(f"executor {executor.name!r} cannot carry out {asked[0]!r}; leave it out")
     if not executor.without:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import legroom
 from legroom import tiers
-from legroom.errors import TierError, TierSpaceError
+from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.meter import TierSpeed
 from tests.unit.engine.training import Net, bytes_of, check_same, sgd
 
@@ -199,3 +199,9 @@ def test_room_is_set_aside_before_training(monkeypatch):
         handle.undo()
     assert [bytes_of(param) for param in model.parameters()] == before
     backward(model, 0)
+
+
+def test_compiled_kernels_would_overwrite_what_is_on_its_way():
+    options = {"stash": "20%", "executor": "inductor", "exactness": "rounding"}
+    with pytest.raises(UsageError, match="'inductor' cannot carry out 'disk'"):
+        legroom.fit(Net(), disk=True, **options)

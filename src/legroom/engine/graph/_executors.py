@@ -69,7 +69,8 @@ class Inductor(Executor):
     name = "inductor"
     exactness = Exactness.ROUNDING
     can_deliver = False
-    without = ("replay", "sparse")
+    # It writes into memory again that it takes to be free, and so into what is still on its way.
+    without = ("replay", "sparse", "disk")
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What Inductor makes of the graph, after its decompositions; random numbers are eager's.
