@@ -1,8 +1,8 @@
 """What does holding tensors on the disk save, what does it cost, and what does it leave behind?
 
-In go a case's name and a part (`floor`, `less`, `choice`), or a part alone that is measured once
-(`soak`, `interruptions`); out comes one JSON object on stdout. `benchmarks.run move` puts the
-answers side by side.
+In go a case's name and a part (`floor`, `resident`, `less`, `choice`), or a part alone that is
+measured once (`soak`, `interruptions`); out comes one JSON object on stdout. `benchmarks.run move`
+puts the answers side by side.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ from legroom import tiers
 from legroom.capture import capture_step
 from legroom.engine._allocator import return_freed_memory
 from legroom.errors import LegroomError
-from legroom.meter import tier_speed
-from legroom.meter._resident import highest_resident_bytes, reset_highest, resident_bytes
+from legroom.meter import PeakGauge, tier_speed
+from legroom.meter._resident import (
+    highest_resident_bytes,
+    release_free_heap,
+    reset_highest,
+    resident_bytes,
+)
 from legroom.plan import PlanOptions, planner_of
 
 ROUNDS = 9
@@ -72,39 +77,35 @@ def measure_floor(name: str) -> dict[str, Any]:
         "state_bytes": state_bytes,
         "plain_peak_bytes": plain_bytes,
         "row": row,
-        "resident": _resident_growth(build()),
     }
 
 
-def _resident_growth(case: Case) -> dict[str, int | None]:
-    """Resident growth over steps at the floor, and the allocator's peak over one of them."""
+def measure_resident(name: str) -> dict[str, Any]:
+    """By how much the process grows in a step at the floor, beside what the allocator counts."""
     return_freed_memory()
-    before = resident_bytes()
+    case = cases.build(name)
     handle = fit_case(case, budget="floor", disk=True)
     for _ in range(MEASURED_STEPS):
         case.step()
-    peak_bytes = measure_peak(case.step)
+    allocated = PeakGauge(torch.device("cpu"))
     for param in case.model.parameters():
         param.grad = None
     gc.collect()
-    outside = resident_bytes()
+    release_free_heap()
+    before = resident_bytes()
     reset_highest()
     case.step()
     highest = highest_resident_bytes()
+    for param in case.model.parameters():
+        param.grad = None
+    allocated.start()
+    case.step()
+    reading = allocated.stop()
+    assert reading is not None, "a profiler was running"
     handle.undo()
     return {
-        "before_bytes": before,
-        "outside_bytes": outside,
-        "highest_bytes": highest,
-        "allocator_peak_bytes": peak_bytes,
-        "state_bytes": sum(
-            each.nbytes
-            for optimizer in case.optimizers
-            for state in optimizer.state.values()
-            for each in state.values()
-            if isinstance(each, torch.Tensor)
-        )
-        + sum(param.nbytes for model in case.models for param in model.parameters()),
+        "growth_bytes": None if highest is None or before is None else highest - before,
+        "allocated_bytes": reading.peak_bytes - reading.opening_bytes,
     }
 
 
@@ -277,6 +278,7 @@ def _probe(case: Case) -> float:
 
 CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "floor": measure_floor,
+    "resident": measure_resident,
     "less": measure_less,
     "choice": measure_choice,
 }

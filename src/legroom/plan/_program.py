@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 from legroom.capture import OperationInfo
@@ -91,10 +91,12 @@ def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
     trace = Trace()
     search.simulator.run(choice, trace)
     problem = search.problem
-    dropped, encoded = _dropped(problem, choice), _encoded(problem, choice, trace)
+    backwards = _backwards(problem, choice, trace)
+    calls = {piece: call for piece, (call, _) in backwards.items()}
+    dropped, encoded = _dropped(problem, choice), _encoded(problem, choice, trace, calls)
     return {
         piece: PieceProgram(backward, frozenset(dropped[piece]), tuple(encoded.get(piece, ())))
-        for piece, backward in _backwards(problem, choice, trace).items()
+        for piece, (_, backward) in backwards.items()
     }
 
 
@@ -107,34 +109,36 @@ def _dropped(problem: Problem, choice: Choice) -> dict[int, set[tuple[str, int]]
     return found
 
 
-def _encoded(problem: Problem, choice: Choice, trace: Trace) -> dict[int, dict[Encoded, None]]:
+def _encoded(
+    problem: Problem, choice: Choice, trace: Trace, calls: dict[int, int]
+) -> dict[int, list[Encoded]]:
     """What is put away in another form or elsewhere, in the order of the candidates.
 
-    Of a piece that is called several times, the last moment to let go of what has left.
+    Args:
+        calls: Of a piece that is called several times, the call whose backward it has.
     """
-    found: dict[int, dict[Encoded, int]] = defaultdict(dict)
+    operations = problem.graph.operations
+    found: dict[int, dict[tuple[str, int], Encoded]] = defaultdict(dict)
     wanted = set(trace.put)
     for number, (candidate, index) in enumerate(
         zip(problem.candidates, choice.options, strict=True)
     ):
-        option = candidate.options[index]
-        saving = option.saving
-        op = problem.graph.operations[candidate.producer]
-        if not saving.is_encoded or number not in wanted or op.piece < 0:
+        option, op = candidate.options[index], operations[candidate.producer]
+        if not option.saving.is_encoded or number not in wanted or op.piece < 0:
             continue
-        way = "" if option.way == option.move else option.way
-        place = op.writes.index(candidate.tensor)
-        made = Encoded(op.node, place, way, saving.about, option.move)
         settled = trace.timetable.settled_before.get(number, -1)
-        found[op.piece][made] = max(settled, found[op.piece].get(made, -1))
-    operations = problem.graph.operations
-    return {
-        piece: {
-            replace(each, settled_before=_forward_node(operations, position)): None
-            for each, position in encoded.items()
-        }
-        for piece, encoded in found.items()
-    }
+        made = Encoded(
+            node=op.node,
+            place=op.writes.index(candidate.tensor),
+            way="" if option.way == option.move else option.way,
+            about=option.saving.about,
+            move=option.move,
+            settled_before=_forward_node(operations, settled),
+        )
+        where = made.node, made.place
+        if where not in found[op.piece] or calls.get(op.piece) == op.call:
+            found[op.piece][where] = made
+    return {piece: list(each.values()) for piece, each in found.items()}
 
 
 def _forward_node(operations: tuple[OperationInfo, ...], position: int) -> str | None:
@@ -146,8 +150,11 @@ def _forward_node(operations: tuple[OperationInfo, ...], position: int) -> str |
 
 def _backwards(
     problem: Problem, choice: Choice, trace: Trace
-) -> dict[int, tuple[Instruction, ...]]:
-    """Of a piece that is called several times, the longest: the others need some of it."""
+) -> dict[int, tuple[int, tuple[Instruction, ...]]]:
+    """Of a piece that is called several times, the longest: the others need some of it.
+
+    Beside each, the call that it is of.
+    """
     inserted: dict[int, list[Instruction]] = defaultdict(list)
     for position, number, transfer in _transfers(problem, trace):
         inserted[position].append(_given_back(problem, number, transfer))
@@ -162,10 +169,10 @@ def _backwards(
         program.extend(inserted.get(op.index, ()))
         names = problem.variant_names.get(op.index, ("",))
         program.append(Instruction(op.node, variant=names[picked.get(op.index, 0)]))
-    longest: dict[int, tuple[Instruction, ...]] = {}
-    for (piece, _), program in of_call.items():
-        if len(program) > len(longest.get(piece, ())):
-            longest[piece] = tuple(program)
+    longest: dict[int, tuple[int, tuple[Instruction, ...]]] = {}
+    for (piece, call), program in of_call.items():
+        if piece not in longest or len(program) > len(longest[piece][1]):
+            longest[piece] = call, tuple(program)
     return longest
 
 
