@@ -187,8 +187,7 @@ def _is_eligible(node: fx.Node) -> bool:
         for arg in node.args
     ):
         return False
-    has_one_alike = any(_is_like(each, node) for each in node.all_input_nodes)
-    return has_one_alike and _is_dense(node) and _can_broadcast(node.all_input_nodes, node)
+    return _is_dense(node) and _can_broadcast(node.all_input_nodes, node)
 
 
 def _can_be_one(group: _Group, node: fx.Node) -> bool:

@@ -9,7 +9,8 @@ bits, and nothing in between fills memory. See Note [Fused].
 # Note [Fused]
 # 1. The first tensor given has the shape and the strides of the result. The others have them too,
 #    or are broadcast to it; then the result is contiguous, and its dimensions fall into at most
-#    three runs of each of which every tensor has all, or only ones.
+#    four runs of each of which every tensor has all, or only ones. Where all are broadcast, as a
+#    column and a row that are added, the result is contiguous too.
 # 2. Only operations are fused whose result for an element depends on nothing but that element's
 #    operands. PyTorch takes eight or more at once and what is left over one by one; sigmoid, gelu,
 #    and the gradients of gelu and silu then round otherwise, and the larger of 0.0 and -0.0 is
@@ -35,7 +36,7 @@ _BLOCK = 1 << 17
 _FEWEST_BLOCKS = 8
 """So that what lies in between is small beside the result."""
 _SMALLEST_BLOCK = 1 << 12
-_MOST_RUNS = 3
+_MOST_RUNS = 4
 
 _Writer = Callable[..., Any]
 
@@ -111,7 +112,7 @@ FUSIBLE: dict[Any, Fusible] = _fusible()
 def runs_of(shape: Sequence[int], others: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
     """Where runs of dimensions end, of each of which every other shape has all, or only ones.
 
-    See Note [Fused], rule 1. None where there are more than three, or a shape does not fit.
+    See Note [Fused], rule 1. None where there are more than four, or a shape does not fit.
     """
     padded = [(1,) * (len(shape) - len(other)) + tuple(other) for other in others]
     ends: list[int] = []
@@ -160,6 +161,10 @@ def _run_in_blocks(program: str, cut: list[torch.Tensor]) -> None:
     schedule = _schedule_of(program, len(cut) - 1)
     result = cut[-1]
     num_rows, *width = result.shape
+    if len(width) > 1 and math.prod(width) > _BLOCK:
+        for row in range(num_rows):
+            _run_in_blocks(program, [_row_of(each, row) for each in cut])
+        return
     height = min(num_rows, max(1, _block_size(result.numel()) // math.prod(width)))
     starts = range(0, num_rows, height)
     blocks = [
@@ -177,6 +182,11 @@ def _run_in_blocks(program: str, cut: list[torch.Tensor]) -> None:
         schedule.run(operands, out, buffers)
 
 
+def _row_of(value: torch.Tensor, row: int) -> torch.Tensor:
+    """One of the first run's, or the only one."""
+    return value[row if value.shape[0] > 1 else 0] if value.dim() else value
+
+
 def _block_size(count: int) -> int:
     return min(_BLOCK, max(_SMALLEST_BLOCK, count // _FEWEST_BLOCKS))
 
@@ -184,6 +194,9 @@ def _block_size(count: int) -> int:
 def _empty_result(given: list[torch.Tensor], program: str) -> torch.Tensor:
     like = given[0]
     dtype = read_program(program)[-1].dtype
+    shape = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
+    if shape != like.shape:
+        return torch.empty(shape, dtype=dtype, device=like.device)
     return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=like.device)
 
 

@@ -48,6 +48,7 @@ _FLAGS = (
 _SECONDS = 60
 _TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char"}
 _FEWEST_PER_THREAD = 1 << 16
+_MOST_LOOPS = 3
 
 _Kind = tuple[bool, ...]
 """How a tensor is broadcast: of each run of dimensions, whether it has all, or only ones."""
@@ -249,7 +250,7 @@ def _typed(dtype: torch.dtype) -> str:
 
 def kernel_of(program: str, cut: Sequence[torch.Tensor]) -> Kernel | None:
     """The kernel of a program for tensors cut like these; None where there is none."""
-    if not all(each.is_contiguous() for each in cut):
+    if cut[-1].dim() > _MOST_LOOPS or not all(each.is_contiguous() for each in cut):
         return None
     shape = cut[-1].shape
     kinds = tuple(_kind_of(each.shape, shape) for each in cut[:-1])

@@ -111,7 +111,7 @@ def test_what_a_caller_gets_is_there():
     assert any(short(operations)[-1] == "neg" for _, operations in fused)
 
 
-def test_broadcast_operands_are_fused_where_three_runs_serve_them():
+def test_broadcast_operands_are_fused_where_four_runs_serve_them():
     weight = nn.Parameter(torch.randn(64))
 
     def scaled(x):
@@ -130,13 +130,24 @@ def test_broadcast_operands_are_fused_where_three_runs_serve_them():
     _, fused = joint_of(crossed, torch.randn(2, 5, 8, requires_grad=True))
     assert any(short(operations) == ["add", "mul"] for _, operations in fused)
 
-    checked = torch.randn(2, 1, 5, 1)
+    checked = torch.randn(2, 1, 5, 1, 2)
 
     def every_other(x):
-        return (x @ x.transpose(2, 3) @ x + checked).neg() @ x.transpose(2, 3)
+        return (x @ x.transpose(3, 4) @ x + checked).neg() @ x.transpose(3, 4)
 
-    _, fused = joint_of(every_other, torch.randn(2, 3, 5, 8, requires_grad=True))
+    _, fused = joint_of(every_other, torch.randn(2, 3, 5, 4, 2, requires_grad=True))
     assert ["add", "neg"] not in [short(operations) for _, operations in fused]
+
+
+def test_a_column_and_a_row_are_added_in_one():
+    key = nn.Parameter(torch.randn(8, 8))
+
+    def attention(x):
+        pairs = (x @ key).unsqueeze(2) + x.unsqueeze(1)
+        return torch.tanh(pairs + 0.5) @ key
+
+    _, fused = joint_of(attention, torch.randn(2, 40, 8, requires_grad=True))
+    assert any(short(operations) == ["add", "add", "tanh"] for _, operations in fused)
 
 
 def test_other_layouts_stay_apart():

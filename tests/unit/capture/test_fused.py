@@ -165,3 +165,25 @@ def test_empty_tensors_have_empty_results():
         Step(aten.exp.default, (Place(1),), {}, torch.float32),
     ])  # fmt: skip
     assert FUSED([torch.empty(0, 4)], program).shape == (0, 4)
+
+
+@pytest.mark.parametrize("block", [1 << 17, 64])
+def test_operands_that_are_all_broadcast_make_a_whole(block, monkeypatch):
+    monkeypatch.setattr(_fused, "_BLOCK", block)
+    monkeypatch.setattr(_fused, "_SMALLEST_BLOCK", min(block, 1 << 12))
+    column, row = numbers((3, 7, 1, 16), torch.float32, 1), numbers((3, 1, 5, 16), torch.float32, 2)
+    bias = numbers((16,), torch.float32, 3)
+    program = write_program(
+        [
+            Step(aten.add.Tensor, (Place(0), Place(1)), {}, torch.float32),
+            Step(aten.add.Tensor, (Place(3), Place(2)), {}, torch.float32),
+            Step(aten.tanh.default, (Place(4),), {}, torch.float32),
+        ]
+    )
+    given = [column, row, bias]
+    made = FUSED(given, program)
+    assert made.shape == (3, 7, 5, 16)
+    assert made.is_contiguous()
+    assert torch.equal(bits_of(made), bits_of(torch.tanh(column + row + bias)))
+    like = FUSED([each.to("meta") for each in given], program)
+    assert (like.shape, like.stride()) == (made.shape, made.stride())
