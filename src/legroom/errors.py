@@ -12,8 +12,9 @@ LegroomError                    exit code 1: something failed
 │   ├── NoTrainingError         it ended without a training step that could be measured
 │   ├── PlainRunTooLargeError   the plain step does not fit, so there is nothing to compare with
 │   └── ScriptInterruptedError  exit code 130: Ctrl-C
-├── InfeasibleBudgetError       no plan fits; carries the lowest budget that one does
-├── InfeasibleStashError        no plan within the budget keeps so little for backward
+├── InfeasibleError             no plan keeps to the bounds; says how near one comes
+│   ├── InfeasibleBudgetError   to that on the peak; carries the lowest budget that one fits
+│   └── InfeasibleStashError    to that on what forward leaves for backward
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
 ├── GradientErrorBoundError     no plan fits whose gradients are as near as was asked for
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
@@ -93,7 +94,17 @@ class ScriptInterruptedError(ScriptError):
     exit_code: ClassVar[int] = 130
 
 
-class InfeasibleBudgetError(LegroomError):
+class InfeasibleError(LegroomError):
+    """No combination of the enabled ways keeps to the bounds.
+
+    Attributes:
+        nearest_bytes: The lowest bound, of the one that is not kept, that a plan keeps.
+    """
+
+    nearest_bytes: int
+
+
+class InfeasibleBudgetError(InfeasibleError):
     """No combination of the enabled ways fits the budget.
 
     Attributes:
@@ -114,6 +125,7 @@ class InfeasibleBudgetError(LegroomError):
         room_bytes: int = 0,
     ) -> None:
         self.budget_bytes, self.floor_bytes = budget_bytes, floor_bytes
+        self.nearest_bytes = floor_bytes
         self.enough_bytes = floor_bytes + room_bytes
         self.largest, self.remedies = largest, remedies
         lowest = f"{_in_mib(floor_bytes)} ({floor_bytes} bytes)"
@@ -135,7 +147,7 @@ class InfeasibleBudgetError(LegroomError):
         )
 
 
-class InfeasibleStashError(LegroomError):
+class InfeasibleStashError(InfeasibleError):
     """No plan within the budget keeps as little for backward as was asked for.
 
     Attributes:
@@ -152,6 +164,7 @@ class InfeasibleStashError(LegroomError):
         remedies: tuple[str, ...] = (),
     ) -> None:
         self.stash_bytes, self.least_bytes = stash_bytes, least_bytes
+        self.nearest_bytes = least_bytes
         self.budget_bytes = budget_bytes
         tries = (f"a stash of at least {least_bytes} bytes", "a smaller batch", *remedies)
         super().__init__(

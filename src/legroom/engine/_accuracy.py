@@ -35,7 +35,7 @@ from legroom.engine._sensitivity import CoarseningProbe, in_fine_form, measure_s
 from legroom.engine._snapshot import everything_put_back
 from legroom.engine._step_plan import cut_off, differentiated_outputs
 from legroom.engine.graph import PlannedCall
-from legroom.errors import GradientErrorBoundError, InfeasibleBudgetError
+from legroom.errors import GradientErrorBoundError, InfeasibleError
 from legroom.plan import PlanOptions, allowed_ways
 from legroom.ways import Exactness
 
@@ -102,7 +102,7 @@ class AccuracyCheck:
             middle = (too_coarse + fine) // 2
             try:
                 self._plan_with(rungs[middle])
-            except InfeasibleBudgetError:
+            except InfeasibleError:
                 fine = middle
                 continue
             error = self._measure()

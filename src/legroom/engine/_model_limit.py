@@ -84,7 +84,7 @@ class ModelLimit:
         """Plan again with what the process itself takes kept free; see Note [Model limit], rule 2.
 
         Raises:
-            InfeasibleBudgetError: No plan fits what is left.
+            InfeasibleError: No plan fits what is left.
         """
         grown_bytes = max(0, _checked_data_bytes() - self._before_bytes - _tensor_bytes())
         room_bytes = int(_GROWTH * grown_bytes) + _USUAL_ROOM_BYTES

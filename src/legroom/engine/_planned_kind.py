@@ -15,7 +15,7 @@ from legroom.engine._density import DensityWatch, density_watch
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan
 from legroom.engine.graph import PlannedCall
-from legroom.errors import BudgetExceededError, InfeasibleBudgetError
+from legroom.errors import BudgetExceededError, InfeasibleError
 from legroom.meter import PeakReading
 from legroom.units import format_bytes
 
@@ -136,7 +136,7 @@ class PlannedKind:
         )
         try:
             plan.tighten(reading.peak_bytes - predicted)
-        except InfeasibleBudgetError as error:
+        except InfeasibleError as error:
             raise too_much from error
         self._owner.compile_again(plan)
 

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from legroom.capture import Capture, capture_step
-from legroom.errors import InfeasibleBudgetError
+from legroom.errors import InfeasibleBudgetError, InfeasibleError
 from legroom.plan import (
     Budget,
     OnProgress,
@@ -87,7 +87,7 @@ class StepPlan:
         """Plan again for the same budget with other ways.
 
         Raises:
-            InfeasibleBudgetError: No plan fits; everything is as it was.
+            InfeasibleError: No plan fits; everything is as it was.
         """
         started = time.perf_counter()
         planner, _ = planner_of(self.capture, options)
@@ -112,7 +112,7 @@ class StepPlan:
         planner, _ = planner_of(capture, options)
         try:
             plan, programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
-        except InfeasibleBudgetError:  # this search found less than the first; that plan still fits
+        except InfeasibleError:  # this search found less than the first; that plan still fits
             return False
         finally:
             self.planning_s += time.perf_counter() - started
@@ -136,7 +136,7 @@ class StepPlan:
         """Plan again, because so much more was measured than predicted.
 
         Raises:
-            InfeasibleBudgetError: No plan fits what is left.
+            InfeasibleError: No plan fits what is left.
         """
         self.replans += 1
         self.reserve(excess_bytes)
@@ -145,14 +145,14 @@ class StepPlan:
         """Plan again with so much more of the budget kept free.
 
         Raises:
-            InfeasibleBudgetError: No plan fits what is left.
+            InfeasibleError: No plan fits what is left.
         """
         started = time.perf_counter()
         reserved_bytes = self.reserved_bytes + num_bytes
         left_bytes = self.budget_bytes - reserved_bytes
         try:
             self.plan, self.programs = _plan_within(self.planner, left_bytes)
-        except InfeasibleBudgetError:
+        except InfeasibleError:
             if self.capture.reserve is None:
                 raise
             self._turn_to(self.capture.reserve, self.options.with_reserve(), left_bytes)
@@ -179,7 +179,7 @@ def plan_call(
 
     Raises:
         NothingCapturedError: No part of the call could be captured.
-        InfeasibleBudgetError: No plan fits; names the lowest budget that one does.
+        InfeasibleError: No plan fits; names the lowest budget that one does.
     """
     started = time.perf_counter()
     capture = capture_step(
@@ -238,7 +238,7 @@ def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, P
     try:
         aim = budget_bytes - slack_bytes
         return planner.plan(aim), planner.programs(aim)
-    except InfeasibleBudgetError:
+    except InfeasibleError:
         pass
     try:
         return planner.plan(budget_bytes), planner.programs(budget_bytes)

@@ -20,6 +20,7 @@ def decisions_of(search: Search, choice: Choice) -> tuple[Decision, ...]:
     problem, trace = search.problem, Trace()
     search.simulator.run(choice, trace)
     charged: set[int] = set()
+    put, fetched = set(trace.put), set(trace.fetched)
     decisions = []
     for number, candidate in enumerate(problem.candidates):
         if number not in trace.needed:
@@ -27,12 +28,12 @@ def decisions_of(search: Search, choice: Choice) -> tuple[Decision, ...]:
         tensor = problem.graph.tensors[candidate.tensor]
         producer = problem.graph.operations[candidate.producer]
         option = candidate.options[choice.options[number]]
-        added_ms = option.saving.put_ms if number in trace.put else 0.0
+        added_ms = option.saving.put_ms if number in put else 0.0
         if option.saving.runs_producer and producer.index in trace.runs_again:
             if producer.index not in charged:  # its other outputs come back with it
                 added_ms += producer.time_ms
             charged.add(producer.index)
-        elif number in trace.fetched:
+        elif number in fetched:
             added_ms += option.saving.get_ms + trace.timetable.waited_ms.get(number, 0.0)
         decisions.append(
             Decision(
@@ -46,7 +47,7 @@ def decisions_of(search: Search, choice: Choice) -> tuple[Decision, ...]:
                 operation=producer.name,
                 reason=_reason(problem, number, choice),
                 tier=option.saving.tier,
-                moved_bytes=option.saving.moved_bytes if number in trace.put else 0,
+                moved_bytes=option.saving.moved_bytes if number in put else 0,
             )
         )
     return tuple(decisions)

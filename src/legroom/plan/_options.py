@@ -69,6 +69,7 @@ class PlanOptions:
         return [
             *faults_of(choose_budget, self.budget, self.activations),
             *(faults_of(parse_stash, self.stash) if self.stash is not None else ()),
+            *self._faults_of_both(),
             *self._faults_of_exactness(),
             *(fault for name in self.ways or () for fault in faults_of(_entry, name)),
             *(faults_of(presets.get, self.preset) if self.preset is not None else ()),
@@ -137,6 +138,15 @@ class PlanOptions:
 
     def _among(self, known: tuple[str, ...]) -> tuple[str, ...] | None:
         return None if self.ways is None else tuple(name for name in self.ways if name in known)
+
+    def _faults_of_both(self) -> Iterator[str]:
+        """Of a bound on the stash beside a budget that is looked for."""
+        word = self.budget.strip().lower() if isinstance(self.budget, str) else ""
+        if self.stash is not None and word in ("free", "floor"):
+            yield (
+                f"budget {self.budget!r} is looked for without a bound on the stash; give stash "
+                f"{self.stash!r} alone, or beside a size or a share"
+            )
 
     def _faults_of_exactness(self) -> Iterator[str]:
         allowed = [each.value for each in Exactness]

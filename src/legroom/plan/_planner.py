@@ -238,7 +238,8 @@ class Planner:
         entry, order = best
         outcome = order.real.simulator.run(entry.choice)
         saves = outcome.peak_bytes < self.plain.peak_bytes
-        if fits_as_it_is and (outcome.added_ms > 0 or not saves):
+        is_better = self._setting.preset is not None or (outcome.added_ms <= 0 and saves)
+        if fits_as_it_is and not is_better:
             return self._plain_plan(budget_bytes)
         problem = order.real.problem
         bound_ms = min(bound_ms, outcome.added_ms)

@@ -19,10 +19,12 @@ simulator executes and the solvers solve. See Note [Problem].
 #    remakes only what it made itself: what another call reads is held.
 # 6. A need is what one operation of backward reads among the candidates, one set per variant of
 #    the operation. Where a variant needs less than another, the other is left out.
+# 7. What is moved behind what is computed is looked after at certain operations, which are others
+#    in each call of a piece. So in a piece that is called several times, moves wait.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
@@ -212,6 +214,8 @@ class _Builder:
             and (made_by := graph.tensors[tensor].producer) >= 0
             and graph.operations[made_by].call != op.call
         }
+        calls = {(op.piece, op.call) for op in graph.operations}
+        self._num_calls = Counter(piece for piece, _ in calls)
         self._last_forward_use = {
             tensor: op.index
             for op in graph.operations
@@ -329,9 +333,9 @@ class _Builder:
     def _moved(
         self, tensor: TensorInfo, producer: OperationInfo, options: list[Option]
     ) -> list[Option]:
-        """Forms in which it is held elsewhere, as it is or encoded first."""
+        """Forms in which it is held elsewhere, as it is or encoded first; see Note, rule 7."""
         encoded = [each for each in options if each.saving.is_encoded]
-        return [
+        found = [
             *(
                 Option(move.name, form, move.name)
                 for move, speed in self._moves
@@ -344,6 +348,8 @@ class _Builder:
                 for form in move.forms(tensor, producer, speed, each.saving)
             ),
         ]
+        is_one_call = self._num_calls[producer.piece] == 1
+        return [each for each in found if is_one_call or each.saving.waits]
 
     def _worth_their_error(self, options: list[Option]) -> list[Option]:
         """Leave out a form that is far less exact than another which is no larger.

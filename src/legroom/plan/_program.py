@@ -93,18 +93,24 @@ def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
     problem = search.problem
     backwards = _backwards(problem, choice, trace)
     calls = {piece: call for piece, (call, _) in backwards.items()}
-    dropped, encoded = _dropped(problem, choice), _encoded(problem, choice, trace, calls)
+    dropped = _dropped(problem, choice, trace)
+    encoded = _encoded(problem, choice, trace, calls)
     return {
         piece: PieceProgram(backward, frozenset(dropped[piece]), tuple(encoded.get(piece, ())))
         for piece, (_, backward) in backwards.items()
     }
 
 
-def _dropped(problem: Problem, choice: Choice) -> dict[int, set[tuple[str, int]]]:
+def _dropped(problem: Problem, choice: Choice, trace: Trace) -> dict[int, set[tuple[str, int]]]:
+    """What is made again, and what would be held elsewhere but comes back with something else."""
     found: dict[int, set[tuple[str, int]]] = defaultdict(set)
-    for candidate, option in zip(problem.candidates, choice.options, strict=True):
-        op = problem.graph.operations[candidate.producer]
-        if candidate.options[option].saving.runs_producer and op.piece >= 0:
+    put = set(trace.put)
+    for number, (candidate, index) in enumerate(
+        zip(problem.candidates, choice.options, strict=True)
+    ):
+        op, saving = problem.graph.operations[candidate.producer], candidate.options[index].saving
+        is_gone = saving.runs_producer or (saving.is_moved and number not in put)
+        if is_gone and op.piece >= 0:
             found[op.piece].add((op.node, op.writes.index(candidate.tensor)))
     return found
 

@@ -149,15 +149,13 @@ class Relaxation:
             if not self._decided[number]:
                 continue
             expression: _Expression = {}
-            siblings = self._problem.reruns[candidate.producer].makes
-            may_come_for_free = any(
-                self._can_be_remade(each) for each in siblings if each != number
-            )
+            may_come_for_free = self._may_come_for_free(number)
             for index, option in enumerate(candidate.options):
                 saving = option.saving
-                cost = saving.put_ms + (saving.leave_ms if saving.waits else 0.0)
+                cost = 0.0 if saving.is_moved and may_come_for_free else saving.put_ms
                 if not may_come_for_free:
-                    cost += saving.get_ms + (saving.return_ms if saving.waits else 0.0)
+                    waited_ms = saving.leave_ms + saving.return_ms if saving.waits else 0.0
+                    cost += saving.get_ms + waited_ms
                 self._x[number, index] = self._variable(cost=cost, is_choice=True)
                 expression[self._x[number, index]] = 1.0
             must = any(each in self._first_use for each in self._problem.tied[number]) or any(
@@ -177,12 +175,10 @@ class Relaxation:
         both: _Expression = {}
         back: _Expression = {}
         for (number, index), variable in self._x.items():
-            candidate = self._problem.candidates[number]
-            saving = candidate.options[index].saving
-            if saving.is_moved and not saving.waits:
-                may_come_for_free = len(self._problem.reruns[candidate.producer].makes) > 1
-                return_ms = 0.0 if may_come_for_free else saving.return_ms
-                both[variable], back[variable] = saving.leave_ms + return_ms, return_ms
+            saving = self._problem.candidates[number].options[index].saving
+            if saving.is_moved and not saving.waits and not self._may_come_for_free(number):
+                both[variable] = saving.leave_ms + saving.return_ms
+                back[variable] = saving.return_ms
         if not both or not self._problem.needs:
             return  # nobody asks for anything
         operations, last = self._problem.graph.operations, max(self._problem.needs)
@@ -286,6 +282,11 @@ class Relaxation:
         }
         if forms:
             self._at_least(_difference(kept, forms), 1.0 - constant)
+
+    def _may_come_for_free(self, number: int) -> bool:
+        """Whether it may come back with another output of its producer, which is run again."""
+        siblings = self._problem.reruns[self._problem.candidates[number].producer].makes
+        return any(self._can_be_remade(each) for each in siblings if each != number)
 
     def _can_be_remade(self, number: int) -> bool:
         options = self._problem.candidates[number].options

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from legroom.capture import Capture
-from legroom.errors import InfeasibleBudgetError
+from legroom.errors import InfeasibleError
 from legroom.plan._options import PlanOptions
 
 PlannedT = TypeVar("PlannedT")
@@ -39,15 +39,15 @@ def plan_with_reserve(
         floor_bytes: The lowest peak that was found while planning.
 
     Raises:
-        InfeasibleBudgetError: No plan fits, with or without.
+        InfeasibleError: No plan fits, with or without.
     """
     budget = options.chosen_budget
     is_floor = budget is not None and budget.is_floor
-    error: InfeasibleBudgetError | None = None
+    error: InfeasibleError | None = None
     planned: PlannedT | None = None
     try:
         planned = plan(capture, options)
-    except InfeasibleBudgetError as failure:
+    except InfeasibleError as failure:
         if capture.reserve is None:
             raise
         error = failure.with_traceback(None)
@@ -56,8 +56,8 @@ def plan_with_reserve(
     assert capture.reserve is not None, "bug in legroom: a reserve that is none"
     try:
         other = plan(capture.reserve, options.with_reserve())
-    except InfeasibleBudgetError as failure:
-        nearest = failure if error is None else min(error, failure, key=lambda e: e.floor_bytes)
+    except InfeasibleError as failure:
+        nearest = failure if error is None else min(error, failure, key=lambda e: e.nearest_bytes)
         raise nearest from None
     if planned is not None and floor_bytes(planned) <= floor_bytes(other):
         return planned

@@ -257,8 +257,8 @@ class _Run:
                 trace.changes.append((position, self._extra))
             self._end((position, _OWN))
             self._begin(position, trace)
-            self._leave(position)
             self._turn(position, trace)
+            self._leave(position)
             self._return(position)
             if trace is not None:
                 trace.changes.append((position + 1, self._extra))
@@ -267,7 +267,7 @@ class _Run:
         if trace is not None:
             trace.alive_at_peak = self._at_peak
             trace.peak_is_between = self._peak_is_between
-            trace.put = [c for c, use in self._last_use.items() if use[0] > self._sim._starts[c]]
+            trace.put = list(self._put)
             trace.needed = frozenset(self._last_use)
             trace.timetable = self._timetable
         if math.isinf(self._added_ms):
@@ -342,6 +342,7 @@ class _Run:
         self._begins: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._ends: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._alive: dict[int, int] = {}
+        self._put: list[int] = []
         self._extra = self._peak = self._peak_position = 0
         self._at_peak: dict[int, int] = {}
         self._peak_is_between = False
@@ -350,6 +351,9 @@ class _Run:
             if use[0] <= start:
                 continue  # it is read while its first life lasts
             self._ends[use].append(candidate)
+            if saving.is_moved and candidate not in self._timetable.waited_ms:
+                continue  # it comes back with something else, so it need not leave
+            self._put.append(candidate)
             amount = sim._bytes[candidate] if saving.keeps_whole else saving.held_bytes
             if saving.is_moved:
                 amount = saving.moved_bytes

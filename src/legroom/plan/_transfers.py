@@ -13,9 +13,9 @@ each tensor has left, before which it is called back, and how long the step wait
 #    ended: nothing waits, and the memory is there meanwhile.
 # 3. It is called back as late as possible so that it is there when it is read, with some time to
 #    spare: memory is taken from then on. Not before backward of its piece has begun, nor before it
-#    has left.
+#    has left, nor before what is read earlier: the channel keeps the order.
 # 4. A trip that waits does so both times: nothing of it is in memory but what is being read. That
-#    costs the whole transfer, unless it finds the channel free and is short.
+#    costs the whole transfer at least.
 # 5. Waiting moves everything after it; what was to be called back keeps its place in the program.
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class _Maker:
         self._free_ms = 0.0  # when the channel is free
         self._late_ms = 0.0  # how much later than `starts_ms` the step is by now
         self._left_ms: dict[int, float] = {}
+        self._called = 0  # the last position at which something was called back
 
     def make(self) -> Timetable:
         latest = self._latest_calls()
@@ -133,7 +134,7 @@ class _Maker:
         called_ms = due_ms
         if not trip.waits:
             settled = self._made.settled_before[trip.candidate]
-            fetched = self._stop_before(trip, latest_ms, settled)
+            fetched = self._called = self._stop_before(trip, latest_ms, settled)
             self._made.fetched_before[trip.candidate] = fetched
             called_ms = min(due_ms, self._starts_ms[fetched] + self._late_ms)
         called_ms = max(called_ms, self._left_ms[trip.candidate])
@@ -145,7 +146,9 @@ class _Maker:
         position = bisect.bisect_right(self._starts_ms, latest_ms) - 1
         stop = bisect.bisect_right(trip.stops, position) - 1
         early = trip.stops[stop] if stop >= 0 else -1
-        return min(trip.read_before, max(early, trip.first_return, settled))
+        first = bisect.bisect_left(trip.stops, max(trip.first_return, settled, self._called))
+        possible = trip.stops[first] if first < len(trip.stops) else trip.read_before
+        return min(trip.read_before, max(early, possible))
 
     def _wait(self, trip: Trip, waited_ms: float) -> None:
         self._late_ms += waited_ms

@@ -78,6 +78,29 @@ def test_waiting_for_everything_has_the_same_bits():
         )  # fmt: skip
 
 
+def accumulated(model, step):
+    for part in (2 * step, 2 * step + 1):
+        loss = model(*batch(part))
+        loss.backward()
+    return loss
+
+
+def together(model, step):
+    loss = model(*batch(2 * step)) + model(*batch(2 * step + 1))
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("gradients", [accumulated, together])
+def test_several_calls_in_a_step_have_the_same_bits(gradients):
+    torch.manual_seed(0)
+    handle = check_same(
+        Net(), gradients, budget="100%", stash="40%", disk=True, without=["remake", "replay"],
+        is_remade=False,
+    )  # fmt: skip
+    assert ways_of(handle)["disk"]["tensors"] > 0
+
+
 class Masked(nn.Module):
     """A dropout whose mask can be packed before it is moved."""
 

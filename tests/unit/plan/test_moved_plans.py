@@ -95,18 +95,63 @@ def test_what_waits_is_in_memory_for_no_longer(graph, data):
     assert simulator.stash_bytes(waiting) <= simulator.stash_bytes(behind)
 
 
-@settings(max_examples=100, deadline=None)
-@given(graphs(max_operations=5))
-def test_what_has_left_is_not_in_memory(graph):
-    problem = problem_of(graph, times=1000.0)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(graphs(max_operations=5), st.sampled_from([0.2, 3.0, 1000.0]), st.data())
+def test_memory_is_what_the_timetable_says(graph, times, data):
+    """Counted anew for each position, where nothing is run again: an oracle of the simulator's."""
+    problem = problem_of(graph, times)
     search = Search(problem)
-    behind = search.moving(search.hold_all(), range(len(problem.candidates)))
+    choice = search.hold_all()
+    options = list(choice.options)
+    for group in {tied[0]: tied for tied in problem.tied}.values():
+        can = [
+            index
+            for index, each in enumerate(problem.candidates[group[0]].options)
+            if each.saving.keeps_whole or each.move
+        ]
+        picked = data.draw(st.sampled_from(can))
+        for number in group:
+            options[number] = picked
+    choice = Choice(tuple(options))
     trace = Trace()
-    search.simulator.run(behind, trace)
+    search.simulator.run(choice, trace)
+    extra = trace.extra_during(problem.num_positions)
+    reads = {
+        number: [p for p, needs in problem.needs.items() if number in needs[0]]
+        for number in range(len(problem.candidates))
+    }
     made = trace.timetable
-    for number, settled in made.settled_before.items():
-        assert settled <= made.fetched_before[number]
-    assert set(made.settled_before) <= set(trace.put)
+    for position in range(problem.num_positions):
+        expected = 0
+        for number, candidate in enumerate(problem.candidates):
+            late = [p for p in reads[number] if p > candidate.last_forward_use]
+            if not late or not candidate.last_forward_use < position <= max(late):
+                continue
+            saving = candidate.options[options[number]].saving
+            if saving.keeps_whole:
+                expected += candidate.num_bytes
+            elif saving.waits:
+                expected += candidate.num_bytes if position >= min(late) else 0
+            elif position < made.settled_before[number] or position >= made.fetched_before[number]:
+                expected += saving.moved_bytes
+        assert extra[position] == expected
+
+
+@pytest.mark.parametrize("times", [0.2, 3.0, 1000.0])
+def test_what_is_still_leaving_counts_as_stash(times):
+    search = search_of(MADE_UP["chain"](), times)
+    choice = search.moving(search.hold_all(), range(len(search.problem.candidates)))
+    trace = Trace()
+    search.simulator.run(choice, trace)
+    (turn,) = trace.left
+    expected = sum(
+        each.options[choice.options[number]].saving.moved_bytes
+        if number in trace.timetable.settled_before
+        else each.num_bytes
+        for number, each in enumerate(search.problem.candidates)
+        if number in trace.put and trace.timetable.settled_before.get(number, turn + 1) > turn
+    )
+    assert trace.left[turn] == expected + search.problem.left_by_forward[turn]
 
 
 @pytest.mark.parametrize("make", MADE_UP.values(), ids=list(MADE_UP))

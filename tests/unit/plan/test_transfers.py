@@ -122,6 +122,15 @@ def test_predicted_waiting_is_near_what_is_waited(journey):
     assert abs(made.total_ms - real_ms) <= slack_ms + 0.25 * max(made.total_ms, real_ms)
 
 
+def test_what_is_read_later_is_called_back_later():
+    trips = [
+        trip(candidate=0, leaves_after=3, read_before=6, leave_ms=30.0),
+        trip(candidate=1, leaves_after=0, read_before=7, leave_ms=1.0, return_ms=20.0),
+    ]
+    made = timetable(trips, starts_of([10.0] * 8))
+    assert made.fetched_before[0] <= made.fetched_before[1]
+
+
 def trip(**changes):
     usual = {
         "candidate": 0, "leaves_after": 0, "read_before": 7, "stops": list(range(8)),
