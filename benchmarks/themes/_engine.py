@@ -190,8 +190,8 @@ def _stash_section(seen: dict[str, Any]) -> Iterable[str]:
     yield from (
         "## How much less can be kept for backward",
         "",
-        "Stash as `legroom profile` measures it, at the highest budget whose plan keeps so many "
-        "times less than plain; times as above.",
+        "Stash as `legroom profile` measures it, with `stash=` so many times less than plain's and "
+        "the plain step's peak as the budget; times as above.",
         "",
         *_less_table(seen),
         "",
@@ -204,9 +204,8 @@ def _lossy_section(seen: dict[str, Any]) -> Iterable[str]:
     yield from (
         "## How much less where fewer bits are allowed",
         "",
-        "*Planned*: at about the highest budget for which a plan keeps 25 times less (ResNet-50: "
-        "12). The others are recipes with room around them, with Inductor's kernels where nothing "
-        "else is said. *Blocks*: "
+        "*Planned*: `stash=` 25 times less than plain's (ResNet-50: 12). The others are recipes "
+        "with room around them, with Inductor's kernels where nothing else is said. *Blocks*: "
         "what enters each block is kept, whole. *2 bits*: everything that backward reads is kept "
         "with two bits for each number, rounded at random (ActNN).",
         "",
