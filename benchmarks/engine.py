@@ -155,19 +155,25 @@ def _checkpoint(module: nn.Module) -> None:
     module.forward = forward  # type: ignore[method-assign]
 
 
-def interleaved(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+def interleaved(
+    steps: dict[str, Callable[[], object]],
+    *,
+    clock: Callable[[], float] = time.process_time,
+    num_rounds: int = ROUNDS,
+) -> dict[str, list[float]]:
     """Milliseconds of each step, round after round, taking turns.
 
-    One thread, and the time that it had the processor: what other programs on the machine take is
-    not the step's.
+    Args:
+        clock: In seconds. Usually the time that the process had the processor: what other programs
+            on the machine take is not the step's.
     """
     times: dict[str, list[float]] = {each: [] for each in steps}
-    for number in range(ROUNDS):
+    for number in range(num_rounds):
         order = list(steps)
         for each in order[number % len(order) :] + order[: number % len(order)]:
-            started = time.process_time()
+            started = clock()
             steps[each]()
-            times[each].append(1000 * (time.process_time() - started))
+            times[each].append(1000 * (clock() - started))
     return times
 
 

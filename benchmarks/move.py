@@ -25,7 +25,7 @@ import torch
 import legroom
 from benchmarks import cases
 from benchmarks.cases import Case
-from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, fit_case
+from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, fit_case, interleaved
 from benchmarks.exactness import compare_levels, measure_peak
 from benchmarks.processes import one_line
 from legroom import tiers
@@ -198,14 +198,7 @@ def _fitted(name: str, **options: Any) -> tuple[Case, legroom.Fitted]:
 
 def _side_by_side(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """Milliseconds of each step by the wall's clock, since a disk works while nothing computes."""
-    times: dict[str, list[float]] = {each: [] for each in steps}
-    for number in range(ROUNDS):
-        order = list(steps)
-        for each in order[number % len(order) :] + order[: number % len(order)]:
-            started = time.perf_counter()
-            steps[each]()
-            times[each].append(1000 * (time.perf_counter() - started))
-    return times
+    return interleaved(steps, clock=time.perf_counter, num_rounds=ROUNDS)
 
 
 # -- nothing is left behind ----------------------------------------------------------------------
