@@ -144,13 +144,13 @@ def _choice_section(seen: dict[str, Any]) -> Iterable[str]:
             body.append([name, answer["error"]])
             continue
         for row in answer["rows"]:
-            times, peaks = row["times_ms"], row["peaks"]
+            times, growth = row["times_ms"], row["growth"]
             body.append(
                 [
                     name,
                     row["level"],
                     *(ratio_of(times, key, "plain") for key in ("all", "without", "planned")),
-                    *(mib(peaks[key]) if key in peaks else "–" for key in _CONTESTANTS),
+                    *(mib(growth[key]) if key in growth else "–" for key in _CONTESTANTS),
                 ]
             )
         body += [[name, key, why] for key, why in answer.get("failed", {}).items()]
@@ -161,7 +161,7 @@ def _choice_section(seen: dict[str, Any]) -> Iterable[str]:
         'At the measured peak of a step that has everything on the disk (`preset="vdnn"`), and '
         "at shares of the activations.",
         "",
-        *table([*head, "peak all MiB", "without", "planned"], body),
+        *table([*head, "all takes MiB", "without", "planned"], body),
         "",
     )
 
