@@ -54,3 +54,26 @@ def test_a_bound_that_nothing_keeps_is_an_error_of_the_first_call():
 def test_no_bound_at_all_is_refused():
     with pytest.raises(UsageError, match="stash="):
         legroom.fit(Net())
+
+
+def test_compiled_convolutions_keep_no_copies_of_their_weights():
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Conv2d(32, 32, 3, padding=1))
+    pictures, optimizer = torch.randn(4, 32, 8, 8), sgd(model)
+
+    def step():
+        model(pictures).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    plain_bytes = legroom.profile(step, warmup=0).largest_stash_bytes
+    options = {"executor": "inductor", "exactness": "rounding", "optimizer": optimizer}
+    handle = legroom.fit(model, budget="100%", preset="save-all", **options)
+    try:
+        step()
+        fitted_bytes = legroom.profile(step, warmup=0).largest_stash_bytes
+    finally:
+        handle.undo()
+    assert fitted_bytes <= plain_bytes + SLACK_BYTES  # a weight has 36 KiB

@@ -88,7 +88,10 @@ class Inductor(Executor):
                 "torch._inductor.compile_fx.compile_fx_inner", tested=_TESTED
             ) from None
         # The plan has put everything in an order that keeps the peak low; Inductor's own is worse.
-        with config.patch(fallback_random=True, reorder_for_peak_memory=False):
+        # Where it lays convolutions out anew, it keeps copies of their weights for backward.
+        with config.patch(
+            fallback_random=True, reorder_for_peak_memory=False, layout_optimization=False
+        ):
             table = {**select_decomp_table(), **FUNCTIONAL, torch.ops.aten.view.default: _view}
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
