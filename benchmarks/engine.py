@@ -199,6 +199,10 @@ def measure_lossy(name: str) -> dict[str, Any]:
 
     def contestants(stash_bytes: int) -> dict[str, dict[str, Any]]:
         planned = {f"planned for {each}, eager": _keeping(stash_bytes, each) for each in factors}
+        planned |= {
+            f"planned for {each}": {**_keeping(stash_bytes, each), "executor": "inductor"}
+            for each in factors
+        }
         roomy = {"activations": _ROOMY, "executor": "inductor"}
         return planned | {key: {**roomy, **recipe} for key, recipe in recipes.items()}
 
