@@ -158,8 +158,9 @@ def _choice_section(seen: dict[str, Any]) -> Iterable[str]:
     yield from (
         "## The planner's choice against all on the disk, and nothing",
         "",
-        'At the measured peak of a step that has everything on the disk (`preset="vdnn"`), and '
-        "at shares of the activations.",
+        "At what a step takes that has everything on the disk (preset `vdnn`), and at shares of "
+        "the activations. *Takes*: at its highest, on top of what is alive before it; all share a "
+        "process.",
         "",
         *table([*head, "all takes MiB", "without", "planned"], body),
         "",
