@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +23,7 @@ from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
 from benchmarks.exactness import compare_levels, measure_peak
 from benchmarks.limited import measure_limited_run
-from benchmarks.processes import answer_of, one_line
+from benchmarks.processes import answer_of, one_line, print_answer
 from benchmarks.reference import Reference
 from legroom.engine.graph import choose_executor
 from legroom.errors import InfeasibleBudgetError, LegroomError
@@ -369,14 +367,5 @@ SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Measure one part and print it."""
-    if sys.argv[1] in SINGLE_PARTS:
-        answer = SINGLE_PARTS[sys.argv[1]]()
-    else:
-        answer = CASE_PARTS[sys.argv[2]](sys.argv[1])
-    print(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    print_answer(CASE_PARTS, SINGLE_PARTS)

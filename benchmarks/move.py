@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, fit_case, interleaved
 from benchmarks.exactness import compare_levels, measure_peak
-from benchmarks.processes import one_line
+from benchmarks.processes import one_line, print_answer
 from legroom import tiers
 from legroom.capture import capture_step
 from legroom.engine._allocator import return_freed_memory
@@ -303,14 +301,5 @@ SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Measure one part and print it."""
-    if sys.argv[1] in SINGLE_PARTS:
-        answer = SINGLE_PARTS[sys.argv[1]]()
-    else:
-        answer = CASE_PARTS[sys.argv[2]](sys.argv[1])
-    print(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    print_answer(CASE_PARTS, SINGLE_PARTS)

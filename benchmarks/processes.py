@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ def answer_of(module: str, *arguments: str, env: dict[str, str] | None = None) -
         said = (run.stderr.strip().splitlines() or ["no output"])[-1]
         return {"error": said if run.returncode > 0 else f"signal {-run.returncode}: {said}"}
     return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def print_answer(
+    case_parts: Mapping[str, Callable[[str], dict[str, Any]]],
+    single_parts: Mapping[str, Callable[[], dict[str, Any]]],
+) -> None:
+    """Measure the part that this process was asked for, of a case or alone, and print it."""
+    first, *rest = sys.argv[1:]
+    answer = single_parts[first]() if first in single_parts else case_parts[rest[0]](first)
+    print(json.dumps(answer))
 
 
 def one_line(error: Exception) -> str:

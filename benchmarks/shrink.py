@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from torch.nn import functional
 import legroom
 from benchmarks import cases, engine
 from benchmarks.exactness import measure_peak
+from benchmarks.processes import print_answer
 from legroom.layers import POINTWISE, ChunkedMLP
 from legroom.meter import PeakGauge
 
@@ -417,10 +417,5 @@ SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Measure one part and print it."""
-    print(json.dumps(SINGLE_PARTS[sys.argv[1]]()))
-
-
 if __name__ == "__main__":
-    main()
+    print_answer({}, SINGLE_PARTS)

@@ -232,7 +232,7 @@ def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, P
     Not where the step fits as it is: nothing of ours is alive then.
     """
     slack_bytes = min(_SLACK_BYTES, budget_bytes // _SLACK_SHARE)
-    programs = planner.programs(budget_bytes) if budget_bytes >= planner.plain.peak_bytes else None
+    programs = planner.programs(budget_bytes) if planner.fits_as_it_is(budget_bytes) else None
     if programs == {}:
         return planner.plan(budget_bytes), programs
     try:

@@ -70,6 +70,7 @@ class PlanOptions:
             *faults_of(choose_budget, self.budget, self.activations),
             *(faults_of(parse_stash, self.stash) if self.stash is not None else ()),
             *self._faults_of_both(),
+            *self._faults_of_disk(),
             *self._faults_of_exactness(),
             *(fault for name in self.ways or () for fault in faults_of(_entry, name)),
             *(faults_of(presets.get, self.preset) if self.preset is not None else ()),
@@ -146,6 +147,13 @@ class PlanOptions:
             yield (
                 f"budget {self.budget!r} is looked for without a bound on the stash; give stash "
                 f"{self.stash!r} alone, or beside a size or a share"
+            )
+
+    def _faults_of_disk(self) -> Iterator[str]:
+        if self.device is not None and (self.disk or ways.Disk.name in (self.ways or ())):
+            yield (
+                f"device {self.device!r} is another machine's, whose disk is not known; plan "
+                "without the disk, or on that machine"
             )
 
     def _faults_of_exactness(self) -> Iterator[str]:

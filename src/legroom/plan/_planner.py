@@ -210,7 +210,7 @@ class Planner:
         self._sensitivity = dict(sensitivity)
         self._allocated = {}
 
-    def _fits_as_it_is(self, budget_bytes: int) -> bool:
+    def fits_as_it_is(self, budget_bytes: int) -> bool:
         """Whether the plain step keeps to the bounds."""
         stash_fits = self.stash_bytes is None or self.plain.stash_bytes <= self.stash_bytes
         return budget_bytes >= self.plain.peak_bytes and stash_fits
@@ -224,7 +224,7 @@ class Planner:
         """
         started = time.monotonic()
         contest = self._contest_for(budget_bytes)
-        fits_as_it_is = self._fits_as_it_is(budget_bytes)
+        fits_as_it_is = self.fits_as_it_is(budget_bytes)
         if fits_as_it_is and contest.best(budget_bytes) is None:
             return self._plain_plan(budget_bytes)
         bound_ms, timed_out = contest.solve(budget_bytes)

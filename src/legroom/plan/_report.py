@@ -187,7 +187,7 @@ def planner_of(
         variants=variants.select(options.variant_names, exactness=exactness),
         rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
-        speeds={} if options.device is not None else _speeds(enabled, options, on_progress),
+        speeds=_speeds(enabled, options, on_progress),
         rewrite_ms=timed.rewrite_ms,
         exactness=options.exactness,
         preset=options.preset,

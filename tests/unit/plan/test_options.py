@@ -87,3 +87,9 @@ def test_a_bound_on_the_stash_goes_with_sizes_only(word):
     with pytest.raises(UsageError, match="is looked for without a bound on the stash"):
         PlanOptions(budget=word, stash="50%").check()
     PlanOptions(budget="50%", stash="50%").check()
+
+
+@pytest.mark.parametrize("asked", [{"disk": True}, {"disk": "there"}, {"ways": ("disk",)}])
+def test_the_disk_of_another_machine_is_not_known(asked):
+    with pytest.raises(UsageError, match="whose disk is not known"):
+        PlanOptions(device="RTX4090", **asked).check()
