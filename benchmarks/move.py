@@ -28,7 +28,6 @@ from benchmarks.exactness import compare_levels, measure_peak
 from benchmarks.processes import one_line, print_answer
 from legroom import tiers
 from legroom.capture import capture_step
-from legroom.engine._allocator import return_freed_memory
 from legroom.errors import LegroomError
 from legroom.meter import PeakGauge, tier_speed
 from legroom.meter._resident import (
@@ -82,7 +81,7 @@ def measure_floor(name: str) -> dict[str, Any]:
 
 def measure_resident(name: str) -> dict[str, Any]:
     """By how much the process grows in a step at the floor, beside what the allocator counts."""
-    return_freed_memory()
+    legroom.return_freed_memory()
     case = cases.build(name)
     handle = fit_case(case, budget="floor", disk=True)
     for _ in range(MEASURED_STEPS):

@@ -6,10 +6,19 @@ what would fit and what it would cost (`legroom.plan(step)`), and then trains wi
 (`legroom.verify(step)`). `legroom profile`, `legroom plan`, `legroom run` and `legroom verify` do
 the same for a script, from the command line. `legroom.swap(model)` puts leaner layers into a model,
 and `legroom.offload()` moves what autograd saves to the disk, for training without a plan.
+`legroom.return_freed_memory()` lets the process shrink with what PyTorch frees.
 """
 
 from legroom._version import __version__
-from legroom.engine import Fitted, RunReport, Verification, fit, offload, verify
+from legroom.engine import (
+    Fitted,
+    RunReport,
+    Verification,
+    fit,
+    offload,
+    return_freed_memory,
+    verify,
+)
 from legroom.errors import LegroomError
 from legroom.layers import swap
 from legroom.meter import Profile, profile
@@ -28,6 +37,7 @@ __all__ = [
     "offload",
     "plan",
     "profile",
+    "return_freed_memory",
     "show",
     "swap",
     "verify",

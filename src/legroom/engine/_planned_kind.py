@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, final
 
 from legroom import variants
+from legroom.engine._allocator import close_holes
 from legroom.engine._call_key import CallKey
 from legroom.engine._density import DensityWatch, density_watch
 from legroom.engine._run_report import RunReport
@@ -113,6 +114,7 @@ class PlannedKind:
             self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
         predicted = plan.plan.predicted_peak_bytes
         allowed = plan.budget_bytes
+        close_holes()  # which planning and compiling have left, some of them late
         if self._num_readings == 1:
             allowed += max(_COMPILING_BYTES, allowed // 50)
         else:

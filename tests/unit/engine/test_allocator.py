@@ -16,7 +16,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """
 import json, os, sys
 import torch
-from legroom.engine._allocator import return_freed_memory
+from legroom.engine._allocator import close_holes, return_freed_memory
 from legroom.meter._resident import resident_bytes
 
 MIB = 2**20
@@ -47,7 +47,25 @@ def told_late():
     before = held_after_most_is_freed()
     start = resident_bytes()
     return_freed_memory()
-    return before, (start - resident_bytes()) // MIB
+    returned = (start - resident_bytes()) // MIB
+    start = resident_bytes()
+    blocks = [touched(8) for _ in range(10)]  # would fit into what was freed in the heap
+    blocks.clear()
+    return before, returned, (resident_bytes() - start) // MIB
+
+def holes_appear_later():
+    return_freed_memory()
+    small = [torch.ones(100 * 1024, dtype=torch.uint8) for _ in range(500)]  # in the heap
+    kept.extend(small[::50])
+    del small[:]
+    closed = close_holes()
+    start = resident_bytes()
+    blocks = [touched(1) for _ in range(20)]
+    blocks.clear()
+    return closed // MIB, (resident_bytes() - start) // MIB
+
+def untold_closes_nothing():
+    return close_holes()
 
 def told_after_an_allocation():
     touched(1)
@@ -84,7 +102,7 @@ def answers_of(*names, **environment):
 def answers():
     return answers_of(
         "untold", "told", "told_twice", "told_late", "told_after_an_allocation",
-        "told_without_huge_pages",
+        "told_without_huge_pages", "holes_appear_later", "untold_closes_nothing",
     )  # fmt: skip
 
 
@@ -96,15 +114,28 @@ def test_freed_blocks_stay_without_it(answers):
 @glibc
 def test_freed_blocks_go_back_with_it(answers):
     said, held = answers["told"]
-    assert said.startswith("freed blocks of 1 MiB and more go back to the system")
+    assert said.startswith("freed blocks of 128 KiB and more go back to the system")
     assert 4 <= held <= 16
 
 
 @glibc
 def test_what_was_kept_so_far_goes_back(answers):
-    held, returned = answers["told_late"]
+    held, returned, held_later = answers["told_late"]
     assert held > 120
     assert returned > 120
+    assert held_later <= 8
+
+
+@glibc
+def test_holes_of_the_heap_are_closed_to_tensors(answers):
+    closed, held = answers["holes_appear_later"]
+    assert closed > 20
+    assert held <= 4
+
+
+@glibc
+def test_holes_stay_open_unless_memory_goes_back(answers):
+    assert answers["untold_closes_nothing"] == 0
 
 
 @glibc
