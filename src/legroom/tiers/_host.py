@@ -112,7 +112,10 @@ class Host(AbstractTier):
             TierError: There are none.
         """
         if not torch.cuda.is_available():
-            raise TierError("the host tier is for CUDA devices, and there is none here")
+            raise TierError(
+                "the host tier is for tensors of an accelerator, and there is no CUDA device here."
+                "\n  try: the disk, which takes tensors of any device: disk=True, or --disk FOLDER"
+            )
         return cls(Cuda())
 
     @property
