@@ -269,6 +269,20 @@ class Search:
         """
         if self.evaluate(choice, origin).peak_bytes > budget_bytes:
             return choice
+        ranked = self._run_again(choice)
+        return self._by_halves(choice, ranked, self._hold, budget_bytes, origin, effort)
+
+    def move(self, choice: Choice, budget_bytes: int, origin: str, effort: Effort) -> Choice:
+        """Move behind what is computed what is run again, as long as that fits and is faster."""
+        if self.evaluate(choice, origin).peak_bytes > budget_bytes:
+            return choice
+        for target in self._behind_by:
+            ranked = [each for each in self._run_again(choice) if target[each] is not None]
+            choice = self._by_halves(choice, ranked, target, budget_bytes, origin, effort)
+        return choice
+
+    def _run_again(self, choice: Choice) -> list[int]:
+        """What is run again, that which takes the most time for its bytes first."""
         trace = Trace()
         self.simulator.run(choice, trace)
         runs = set(trace.runs_again)
@@ -277,14 +291,13 @@ class Search:
             for number in trace.needed
             if not self.is_held(choice, number) and self.problem.candidates[number].producer in runs
         ]
-        ranked = sorted(
+        return sorted(
             dropped,
             key=lambda n: (
                 -self.problem.reruns[self.problem.candidates[n].producer].time_ms / self._bytes(n),
                 n,
             ),
         )
-        return self._by_halves(choice, ranked, self._hold, budget_bytes, origin, effort)
 
     def _by_halves(
         self,

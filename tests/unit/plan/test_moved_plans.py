@@ -12,7 +12,7 @@ from legroom.plan import presets
 from legroom.plan._planner import Planner
 from legroom.plan._problem import Choice, build_problem
 from legroom.plan._relaxation import Relaxation
-from legroom.plan._search import Search
+from legroom.plan._search import Effort, Search
 from legroom.plan._simulate import Simulator, Trace
 from legroom.ways import _move
 from tests.unit.plan.made_up_graphs import MADE_UP, as_recorded
@@ -239,6 +239,19 @@ def test_a_bound_knows_of_both_channels():
         )
         bounds[tiers] = Relaxation(only).solve(1 << 60).bound_ms
     assert 0 < bounds[TIERS] < bounds["disk",]
+
+
+def test_what_is_run_again_is_moved_where_that_is_faster():
+    search = search_of(MADE_UP["transformer"](), times=20.0)
+    lean = search.holding(())
+    budget_bytes = search.simulator.run(search.hold_all()).peak_bytes
+    before = search.evaluate(lean, "lean")
+    moved = search.move(lean, budget_bytes, "moved", Effort(search, 1000, float("inf")))
+    after = search.evaluate(moved, "moved")
+    assert after.added_ms < before.added_ms
+    assert after.peak_bytes <= budget_bytes
+    options = [each.options[moved.options[n]] for n, each in enumerate(search.problem.candidates)]
+    assert any(option.move for option in options)
 
 
 def search_of(graph, times=1000.0):
