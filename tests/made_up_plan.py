@@ -103,3 +103,15 @@ def with_sweep(report: PlanReport) -> PlanReport:
         for v in (1, 4, 10, 11)
     )
     return replace(report, sweep=points, swept_argument="batch-size")
+
+
+def with_tiers(report: PlanReport) -> PlanReport:
+    """The dropouts packed on the disk, and the attention in host memory as it is."""
+    assert report.chosen is not None
+    moved = {"replay": ("bits", "disk"), "attn": ("host", "host")}
+    decisions = []
+    for each in report.chosen.decisions:
+        way, tier = moved.get(each.way) or moved.get(each.module.split(".")[-1]) or ("", "")
+        changed = replace(each, way=way, tier=tier, moved_bytes=each.num_bytes) if way else each
+        decisions.append(changed)
+    return replace(report, chosen=replace(report.chosen, decisions=tuple(decisions)))

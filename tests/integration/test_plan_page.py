@@ -12,7 +12,7 @@ import pytest
 from legroom.plan import PlanReport
 from legroom.units import format_bytes
 from tests.integration.browser import HOSTILE, OpenPage, launch, open_page
-from tests.made_up_plan import MIB, made_up_report, with_sweep
+from tests.made_up_plan import MIB, made_up_report, with_sweep, with_tiers
 
 pytestmark = pytest.mark.browser
 
@@ -109,8 +109,8 @@ def test_decisions_group_filter_and_sort(open_plan: OpenFunction) -> None:
     opened.page.locator("#decisions-table [data-sort=added_ms]").click()
     assert opened.numbers(rows, "data-ms") == [18, 6, 0.5, 0]
 
-    opened.page.locator("#decisions-way").select_option("remake")
-    assert set(opened.column(rows, "data-way")) == {"remake"}
+    opened.page.locator("#decisions-form").select_option("remake")
+    assert set(opened.column(rows, "data-form")) == {"remake"}
     assert opened.number("#decisions-count", "data-count") == 24
     opened.page.locator("#decisions-line").select_option("models/gpt.py:22")
     assert opened.number("#decisions-count") == 36 * MIB
@@ -118,7 +118,7 @@ def test_decisions_group_filter_and_sort(open_plan: OpenFunction) -> None:
     opened.page.locator("#decisions-module").select_option("transformer.h.*.mlp.act")
     assert opened.number("#decisions-count") == 96 * MIB
     opened.page.locator("#decisions-module").select_option("")
-    opened.page.locator("#decisions-way").select_option("")
+    opened.page.locator("#decisions-form").select_option("")
 
     opened.page.locator("#decisions-grouping input[value=tensor]").check()
     assert opened.page.locator("#decisions-table").get_attribute("data-grouping") == "tensor"
@@ -132,12 +132,24 @@ def test_every_way_used_is_named_and_adds_up(open_plan: OpenFunction) -> None:
     opened = open_plan(report)
     assert report.chosen is not None
     used = {each.way for each in report.chosen.decisions}
-    assert set(opened.column("#ways-bar > div", "data-way")) == used
+    assert set(opened.column("#ways-bar > div", "data-form")) == used
     assert used <= set(opened.text("#ways-table").split())
     total = sum(each.num_bytes for each in report.chosen.decisions)
     assert sum(opened.numbers("#ways-bar > div")) == total
     assert opened.column("#variants details", "data-variant") == ["relu-from-input"]
     assert all(name in opened.text("#facts") for name in report.ways)
+
+
+def test_what_is_held_elsewhere_says_where(open_plan: OpenFunction) -> None:
+    opened = open_plan(with_tiers(made_up_report()))
+    forms = {"hold", "remake", "host", "bits on disk"}
+    assert set(opened.column("#ways-bar > div", "data-form")) == forms
+    assert "bits on disk" in opened.text("#ways-table")
+    rows = "#decisions-table tbody tr"
+    assert set(opened.column(rows, "data-form")) == forms
+    opened.page.locator("#decisions-form").select_option("bits on disk")
+    assert opened.column(rows, "data-module") == ["transformer.h.*.dropout"]
+    assert opened.problems == []
 
 
 def test_what_is_not_planned_is_listed(open_plan: OpenFunction) -> None:

@@ -57,6 +57,12 @@ _PLANNING = (
         "the program ends; `legroom tiers` says how fast that is.",
     ),
     click.option(
+        "--host",
+        is_flag=True,
+        help="Let plans hold tensors of an accelerator in pinned host memory, copied beside the "
+        "computing. Written for CUDA, not tried on it by the authors.",
+    ),
+    click.option(
         "--with",
         "only",
         metavar="WAY",
@@ -164,6 +170,7 @@ class PlanningChoice:
     activations: str | None
     stash: str | None
     disk: str | None
+    host: bool
     only: tuple[str, ...]
     without: tuple[str, ...]
     exactness: str
@@ -193,7 +200,8 @@ class PlanningChoice:
             budget=self.budget,
             activations=self.activations,
             stash=self.stash,
-            disk=self.disk or False,
+            disk=False if self.disk is None else self.disk,
+            host=self.host,
             exactness=self.exactness,
             max_gradient_error=max_gradient_error,
             check_every=check_every,
@@ -208,4 +216,6 @@ class PlanningChoice:
             "exactness": self.exactness,
         }
         report_faults([*options.faults(), *faults_of_ways(**named), *faults])
-        return replace(options, ways=choose_ways(**named), asked=self.only)
+        options = replace(options, ways=choose_ways(**named), asked=self.only)
+        options.check()  # of what was named so, what cannot be used here
+        return options

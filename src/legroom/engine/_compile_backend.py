@@ -21,6 +21,7 @@ _OPTIONS = (
     "activations",
     "stash",
     "disk",
+    "host",
     "optimizer",
     "exactness",
     "executor",

@@ -68,7 +68,7 @@ from legroom.engine.graph import (
 )
 from legroom.errors import UsageError
 from legroom.plan import OnProgress, PlanOptions, allowed_ways
-from legroom.ways import Disk, take_overflows
+from legroom.ways import take_overflows
 
 _log = logging.getLogger("legroom")
 _MOST_PLANNED = 4
@@ -83,6 +83,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     activations: str | None = None,
     stash: str | int | None = None,
     disk: str | bool = False,
+    host: bool = False,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     exactness: str = "bitwise",
     executor: str = "eager",
@@ -105,6 +106,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
             in the plain step, or bytes; beside the bound on the peak, or alone.
         disk: Let plans hold tensors on the disk: True, or the folder to do so in.
+        host: Let plans hold tensors of an accelerator in pinned host memory.
         optimizer: What updates the parameters; found by itself if it exists at the first step.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
         executor: `"eager"`, the same kernels as plain PyTorch, or `"inductor"`, compiled.
@@ -142,6 +144,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         activations=activations,
         stash=stash,
         disk=disk,
+        host=host,
         exactness=exactness,
         ways=ways,
         without=without,
@@ -183,8 +186,7 @@ def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
     Raises:
         UsageError: One of them was asked for by name.
     """
-    named = (*options.asked, *((Disk.name,) if options.disk else ()))
-    asked = [name for name in named if name in executor.without]
+    asked = [name for name in (*options.asked, *options.moves) if name in executor.without]
     if asked:
         raise UsageError(f"executor {executor.name!r} cannot carry out {asked[0]!r}; leave it out")
     if not executor.without:

@@ -139,7 +139,7 @@ def _failure(run: RecordedRun, recorder: Recorder, ended: ScriptOutcome) -> Legr
 
 def _decisions(adopted: Adopted) -> list[tuple[str, str, str]]:
     plan = adopted.plan
-    return [] if plan is None else [(d.module, d.line, d.way) for d in plan.decisions]
+    return [] if plan is None else [(d.module, d.line, d.form) for d in plan.decisions]
 
 
 def _as_tuple(names: list[str] | None) -> tuple[str, ...] | None:

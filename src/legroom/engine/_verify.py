@@ -44,6 +44,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     activations: str | None = None,
     stash: str | int | None = None,
     disk: str | bool = False,
+    host: bool = False,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     exactness: str = "bitwise",
     executor: str = "eager",
@@ -68,6 +69,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         activations: The same as state plus a share of the rest: `"50%"`.
         stash: Upper bound on what forward leaves for backward, as in `fit`.
         disk: Let plans hold tensors on the disk, as in `fit`.
+        host: Let plans hold tensors in pinned host memory, as in `fit`.
         optimizer: What updates the parameters; None: every one that exists.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what plans may use, and what is equal.
         executor: `"eager"` or `"inductor"`.
@@ -93,6 +95,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         activations=activations,
         stash=stash,
         disk=disk,
+        host=host,
         exactness=exactness,
         ways=ways,
         without=without,
@@ -212,7 +215,7 @@ class _Run:
             ]
         if not plans:
             raise NothingCapturedError(())
-        decisions = [(d.module, d.line, d.way) for plan in plans for d in plan.decisions]
+        decisions = [(d.module, d.line, d.form) for plan in plans for d in plan.decisions]
         known = [each for each in reports if each is not None]
         largest = max(known, key=lambda each: each.predicted_peak_bytes, default=None)
         return recording, largest, decisions

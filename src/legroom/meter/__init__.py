@@ -10,6 +10,7 @@ from legroom.meter._costs import OperationTime
 from legroom.meter._devices import (
     Device,
     device_names,
+    modelled_host_speed,
     modelled_times,
     parse_device,
     roofline_ms,
@@ -62,6 +63,7 @@ __all__ = [
     "TierSpeed",
     "build_profile",
     "device_names",
+    "modelled_host_speed",
     "modelled_times",
     "parse_device",
     "profile",

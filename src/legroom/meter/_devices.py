@@ -1,7 +1,8 @@
 """Devices that are described rather than present, and the times that follow from it.
 
-In goes a name or a text such as `"24GiB, 12 GB/s to host"`; out comes a `Device`, and with
-signatures the time of each operation on it: whichever is longer of arithmetic and memory traffic.
+In goes a name or a text such as `"24GiB, 12 GB/s to host"`; out comes a `Device`, with signatures
+the time of each operation on it, whichever is longer of arithmetic and memory traffic, and how fast
+its link to the host is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import final
 
 from legroom.errors import UsageError
 from legroom.meter._costs import OperationTime, cost_of
+from legroom.meter._tier_speed import TierSpeed
 from legroom.units import parse_bytes
 
 _GIB = 1024**3
@@ -158,6 +160,26 @@ def roofline_ms(device: Device, flops: float, num_bytes: float, dtype: str) -> f
     """
     rate = device.half_flops_per_s if dtype in _HALF_DTYPES else device.flops_per_s
     return max(flops / rate, num_bytes / device.bytes_per_s) * 1e3 + device.launch_ms
+
+
+def modelled_host_speed(device: Device) -> TierSpeed:
+    """How fast pinned host memory is on a device that need not be here; none is measured.
+
+    A copy takes a launch and its bytes over the link. Computing is not slowed down: copies have
+    engines of their own.
+    """
+    bytes_per_ms, latency_ms = device.host_bytes_per_s / 1e3, device.launch_ms
+    return TierSpeed(
+        bytes_per_ms_put=bytes_per_ms,
+        bytes_per_ms_get=bytes_per_ms,
+        latency_ms_put=latency_ms,
+        latency_ms_get=latency_ms,
+        computing_bytes_per_ms_put=bytes_per_ms,
+        computing_bytes_per_ms_get=bytes_per_ms,
+        computing_latency_ms_put=latency_ms,
+        computing_latency_ms_get=latency_ms,
+        compute_slowdown=1.0,
+    )
 
 
 def modelled_times(signatures: Iterable[str], device: Device) -> dict[str, OperationTime]:

@@ -17,6 +17,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     activations: str | None = None,
     stash: str | int | None = None,
     disk: str | bool = False,
+    host: bool = False,
     exactness: str = "bitwise",
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
@@ -39,6 +40,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
             in the plain step, or bytes; beside the bound on the peak, or alone.
         disk: Let plans hold tensors on the disk: True, or the folder to do so in.
+        host: Let plans hold tensors of an accelerator in pinned host memory.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what plans may use at most.
         ways: If any, use nothing but these ways and variants (and `hold`).
         without: Do not use these.
@@ -66,6 +68,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         activations=activations,
         stash=stash,
         disk=disk,
+        host=host,
         ways=choose_ways(only=ways, without=without, exactness=exactness),
         asked=tuple(ways),
         exactness=exactness,

@@ -11,8 +11,9 @@ on any, and the leanest choice. See Note [Candidates].
 # 3. The archive keeps what was found for other budgets, so a larger budget never costs more.
 # 4. Backward in another order is a second problem with the same candidates. It is looked at where
 #    some preset's peak is lower in it; the bound is the lower one of both.
-# 5. Where tensors may be moved, the problem is also solved as if none could, so that no plan is
-#    slower for it: the relaxation knows little of when what is moved is in memory.
+# 5. Where tensors may be moved, the problem is also solved as if none could, and with several tiers
+#    as if there were only the first of them, so that no plan is slower for it: the relaxation knows
+#    little of when what is moved is in memory. What these find is where moving starts from.
 # 6. A bound on the stash is a peak like any other: where forward ends, as much counts as taken as
 #    leaves room for nothing but the stash within the budget (`reserve`). So a contest with a bound
 #    on the stash is for one budget.
@@ -128,12 +129,10 @@ class Contest:
         self.presets = self._try_presets()
         if setting.preset is not None:
             self._orders = [self._follow(setting.preset, problem)]
-        elif problem.has_moves:
-            staying = Order(_CAPTURED, problem.without_moves(), reserve)
-            for preset in presets.all_presets():
-                for choice in preset.choices(staying.search):
-                    staying.search.evaluate(choice, preset.name)
-            self._orders.append(staying)
+        else:
+            for count in reversed(range(len(problem.moves))):
+                fewer = problem.moving_by(problem.moves[:count])
+                self._orders.append(self._order_of_presets(fewer))
 
     @property
     def problem(self) -> Problem:
@@ -167,6 +166,14 @@ class Contest:
             if helps:
                 self._orders.append(order)
         return tuple(points)
+
+    def _order_of_presets(self, problem: Problem) -> Order:
+        """The problem, with every preset simulated."""
+        order = Order(_CAPTURED, problem, self._reserve)
+        for preset in presets.all_presets():
+            for choice in preset.choices(order.search):
+                order.search.evaluate(choice, preset.name)
+        return order
 
     def _follow(self, name: str, problem: Problem) -> Order:
         """Only the forms of one recipe."""
@@ -226,8 +233,19 @@ class Contest:
             timed_out |= verdict.timed_out
             if self._is_open(verdict.bound_ms, budget_bytes):
                 self._start_from_presets(order, budget_bytes, verdict.bound_ms, started + share)
+        self._move_instead(budget_bytes, started + self._setting.time_limit_s)
         self._bounds[budget_bytes] = min(bounds), timed_out
         return self._bounds[budget_bytes]
+
+    def _move_instead(self, budget_bytes: int, deadline: float) -> None:
+        """Move what the best plan so far runs again; see Note [Candidates], rule 5."""
+        first, best = self._orders[0], self.best(budget_bytes)
+        if best is None or not self.problem.moves or best[1].name != first.name:
+            return
+        search, origin = first.search, _mended(best[0])
+        effort = self._effort(first, deadline)
+        choice = search.move(best[0].choice, budget_bytes, origin, effort)
+        search.fill(choice, budget_bytes, origin, effort)
 
     def _is_open(self, bound_ms: float, budget_bytes: int) -> bool:
         """Whether there may be a plan that is worth looking for."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
-from legroom import variants, ways
+from legroom import tiers, variants, ways
 from legroom.capture import Rewrite
-from legroom.errors import UsageError
+from legroom.errors import TierError, UsageError
 from legroom.meter import parse_device
 from legroom.plan import presets
 from legroom.plan._budget import Budget, choose_budget, parse_stash
@@ -32,6 +32,7 @@ class PlanOptions:
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
             in the plain step, or bytes. Without a budget the peak may be the plain step's.
         disk: Whether tensors may be held on the disk: True, or the folder to do so in.
+        host: Whether tensors of an accelerator may be held in pinned host memory.
         ways: Names of the ways and variants that may be used; None: all. `hold` always may.
         asked: Those among them that were asked for by name, rather than left over.
         exactness: `"bitwise"`, `"rounding"` or `"lossy"`: what may be used at most.
@@ -50,6 +51,7 @@ class PlanOptions:
     activations: str | None = None
     stash: str | int | None = None
     disk: str | bool = False
+    host: bool = False
     ways: tuple[str, ...] | None = None
     asked: tuple[str, ...] = ()
     exactness: str = "bitwise"
@@ -70,7 +72,7 @@ class PlanOptions:
             *faults_of(choose_budget, self.budget, self.activations),
             *(faults_of(parse_stash, self.stash) if self.stash is not None else ()),
             *self._faults_of_both(),
-            *self._faults_of_disk(),
+            *self._faults_of_tiers(),
             *self._faults_of_exactness(),
             *(fault for name in self.ways or () for fault in faults_of(_entry, name)),
             *(faults_of(presets.get, self.preset) if self.preset is not None else ()),
@@ -99,11 +101,22 @@ class PlanOptions:
         None: all that are not used on request only.
         """
         names = self._among(ways.names())
-        if not self.disk:
+        if not self.moves:
             return names
         if names is None:
             names = tuple(each.name for each in ways.select(exactness=Exactness(self.exactness)))
-        return tuple(dict.fromkeys((*names, ways.Disk.name)))
+        return tuple(dict.fromkeys((*names, *self.moves)))
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """Names of the ways that hold tensors elsewhere and were asked for, however that was."""
+        asked = {
+            ways.Host.name: self.host,
+            ways.Disk.name: self.disk,
+            **dict.fromkeys(self.ways or (), True),
+        }
+        known = (name for name in ways.names() if asked.get(name))
+        return tuple(name for name in known if issubclass(ways.get(name), ways.AbstractMove))
 
     @property
     def variant_names(self) -> tuple[str, ...] | None:
@@ -149,12 +162,29 @@ class PlanOptions:
                 f"{self.stash!r} alone, or beside a size or a share"
             )
 
-    def _faults_of_disk(self) -> Iterator[str]:
-        if self.device is not None and (self.disk or ways.Disk.name in (self.ways or ())):
-            yield (
-                f"device {self.device!r} is another machine's, whose disk is not known; plan "
-                "without the disk, or on that machine"
-            )
+    def _faults_of_tiers(self) -> Iterator[str]:
+        is_folder = isinstance(self.disk, str) and self.disk.strip()
+        if not (is_folder or self.disk in (True, False, None)):
+            yield f"disk {self.disk!r} is not a folder; name one, as '/scratch'"
+        if not isinstance(self.host, bool):
+            yield f"host {self.host!r} is not understood; write True or False"
+        if self.device is None:
+            yield from self._faults_of_opening()
+            return
+        for name in self.moves:
+            if name != ways.Host.name:
+                yield (
+                    f"device {self.device!r} is another machine's, whose {name} is not known; plan "
+                    f"without the {name}, or on that machine"
+                )
+
+    def _faults_of_opening(self) -> Iterator[str]:
+        """Of host memory, which not every machine has use for; a disk is opened when it is used."""
+        if ways.Host.name in self.moves:
+            try:
+                tiers.current(ways.Host.tier)
+            except TierError as error:
+                yield str(error)
 
     def _faults_of_exactness(self) -> Iterator[str]:
         allowed = [each.value for each in Exactness]

@@ -129,17 +129,26 @@ class Problem:
     reserved: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def has_moves(self) -> bool:
-        """Whether any tensor could be held elsewhere."""
-        return any(option.move for each in self.candidates for option in each.options)
+    def moves(self) -> tuple[str, ...]:
+        """Names of the ways by which any tensor could be held elsewhere, in their order."""
+        found = (option.move for each in self.candidates for option in each.options)
+        return tuple(dict.fromkeys(name for name in found if name))
 
-    def without_moves(self) -> Problem:
-        """The problem if none could: options that move come last, so its choices hold for both."""
-        staying = (
-            replace(each, options=tuple(option for option in each.options if not option.move))
+    def moving_by(self, moves: tuple[str, ...]) -> Problem:
+        """The problem if there were only the first of these ways, or none.
+
+        Options that move come last, in the order of the ways, so its choices hold for both.
+        """
+        fewer = (
+            replace(
+                each,
+                options=tuple(
+                    option for option in each.options if not option.move or option.move in moves
+                ),
+            )
             for each in self.candidates
         )
-        return replace(self, candidates=tuple(staying))
+        return replace(self, candidates=tuple(fewer))
 
     def place_of(self, candidate: Candidate) -> Place | None:
         """Where it is in the programs; None for what is made outside all pieces."""
@@ -195,7 +204,7 @@ class _Builder:
         self._moves = [
             (way, speeds[way.tier])
             for way in ways
-            if issubclass(way, AbstractMove) and way.tier in speeds and way.is_for(graph.device)
+            if issubclass(way, AbstractMove) and way.tier in speeds
         ]
         self._ways = ways
         self._variants = variants
@@ -334,19 +343,12 @@ class _Builder:
         self, tensor: TensorInfo, producer: OperationInfo, options: list[Option]
     ) -> list[Option]:
         """Forms in which it is held elsewhere, as it is or encoded first; see Note, rule 7."""
-        encoded = [each for each in options if each.saving.is_encoded]
+        encoded = [(each.way, each.saving) for each in options if each.saving.is_encoded]
         found = [
-            *(
-                Option(move.name, form, move.name)
-                for move, speed in self._moves
-                for form in move.forms(tensor, producer, speed)
-            ),
-            *(
-                Option(each.way, form, move.name)
-                for move, speed in self._moves
-                for each in encoded
-                for form in move.forms(tensor, producer, speed, each.saving)
-            ),
+            Option(way, form, move.name)
+            for move, speed in self._moves
+            for way, saving in ((move.name, None), *encoded)
+            for form in move.forms(tensor, producer, speed, saving)
         ]
         is_one_call = self._num_calls[producer.piece] == 1
         return [each for each in found if is_one_call or each.saving.waits]

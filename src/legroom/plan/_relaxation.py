@@ -23,14 +23,15 @@ same added time; so its optimum is a bound. See Note [Relaxation].
 # 4. E[r] >= A[u, K] - A[u, 0] - (same) for each output u of r.
 # 5. R[w, k] >= (A[u, K] - A[u, k]) - (u's options that do not run r) - (A[w, K] - A[w, k]):
 #    if u is remade after τ_k, w is alive at τ_k or is itself given back later.
-# 6. What is moved takes the tier's time, which is hidden in that of forward and backward, coming
-#    back in that of backward; what is not hidden, W, is added.
+# 6. What is moved takes its tier's time, which is hidden in that of forward and backward, coming
+#    back in that of backward; what is not hidden of any one tier's, W, is added.
 # 7. at each sample: base + sum of bytes of A or R or S <= budget; in forward: of x.
 # The smallest tensors, `_NEGLIGIBLE` of the bytes in all, are taken to be there at no cost.
 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -101,7 +102,7 @@ class Relaxation:
         self._add_availability()
         self._add_needs()
         self._add_remakes()
-        self._add_channel()
+        self._add_channels()
         self._add_memory()
 
     # -- building ----------------------------------------------------------------------------
@@ -170,27 +171,28 @@ class Relaxation:
                     same = {self._x[number, index]: 1.0, self._x[first, index]: -1.0}
                     self._rows.append((0.0, 0.0, same))
 
-    def _add_channel(self) -> None:
+    def _add_channels(self) -> None:
         """See Note [Relaxation], rule 6."""
-        both: _Expression = {}
-        back: _Expression = {}
+        both: dict[str, _Expression] = defaultdict(dict)
+        back: dict[str, _Expression] = defaultdict(dict)
         for (number, index), variable in self._x.items():
             saving = self._problem.candidates[number].options[index].saving
             if saving.is_moved and not saving.waits and not self._may_come_for_free(number):
-                both[variable] = saving.leave_ms + saving.return_ms
-                back[variable] = saving.return_ms
+                both[saving.tier][variable] = saving.leave_ms + saving.return_ms
+                back[saving.tier][variable] = saving.return_ms
         if not both or not self._problem.needs:
             return  # nobody asks for anything
         operations, last = self._problem.graph.operations, max(self._problem.needs)
         turn = min(op.index for op in operations if op.phase is Phase.BACKWARD)
         added: _Expression = dict(enumerate(self._costs))
-        most_ms = sum(both.values())
+        most_ms = max(sum(taken.values()) for taken in both.values())
         waited = self._variable(cost=most_ms)
-        for taken, first in ((both, 0), (back, turn)):
+        for channels, first in ((both, 0), (back, turn)):
             hidden_ms = sum(op.time_ms for op in operations[first : last + 1])
-            row = _difference(taken, added)
-            _add(row, {waited: -most_ms}, 1.0)
-            self._rows.append((float("-inf"), hidden_ms, row))
+            for taken in channels.values():
+                row = _difference(taken, added)
+                _add(row, {waited: -most_ms}, 1.0)
+                self._rows.append((float("-inf"), hidden_ms, row))
 
     def _kept_whole(self, number: int) -> _Expression:
         options = self._problem.candidates[number].options

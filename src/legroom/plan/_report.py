@@ -13,10 +13,12 @@ from typing import Protocol, final
 
 from legroom import tiers, variants, ways
 from legroom.capture import Capture, Graph
+from legroom.errors import UsageError
 from legroom.meter import (
     OperationTime,
     OperationTimes,
     TierSpeed,
+    modelled_host_speed,
     modelled_times,
     parse_device,
     tier_speed,
@@ -187,7 +189,7 @@ def planner_of(
         variants=variants.select(options.variant_names, exactness=exactness),
         rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
-        speeds=_speeds(enabled, options, on_progress),
+        speeds=_speeds(enabled, options, capture.planned.device, on_progress),
         rewrite_ms=timed.rewrite_ms,
         exactness=options.exactness,
         preset=options.preset,
@@ -201,19 +203,28 @@ def planner_of(
 def _speeds(
     enabled: tuple[type[AbstractWay], ...],
     options: PlanOptions,
+    device: str,
     on_progress: OnProgress | None,
 ) -> dict[str, TierSpeed]:
-    """How fast the tiers are that ways move tensors to.
+    """How fast the tiers are that ways move tensors to: measured here, or of a described device.
 
     Raises:
+        UsageError: One is not for tensors of the device.
         TierError: One cannot be used.
     """
+    moves = [way for way in enabled if issubclass(way, ways.AbstractMove)]
+    if options.device is not None:
+        known = {ways.Host.tier: modelled_host_speed(parse_device(options.device))}
+        return {way.tier: known[way.tier] for way in moves if way.tier in known}
+    for way in moves:
+        if not way.is_for(device):
+            raise UsageError(
+                f"the step is on {device!r}, and {way.name!r} is for tensors of an accelerator.\n"
+                f"  try: leave {way.name!r} out; {ways.Disk.name!r} takes tensors of any device"
+            )
     if isinstance(options.disk, str):
         tiers.set_folder(options.disk)
-    names = {way.tier for way in enabled if issubclass(way, ways.AbstractMove)}
-    return {
-        name: tier_speed(tiers.current(name), on_progress=on_progress) for name in sorted(names)
-    }
+    return {way.tier: tier_speed(tiers.current(way.tier), on_progress=on_progress) for way in moves}
 
 
 def _signatures(capture: Capture) -> list[str]:

@@ -107,6 +107,10 @@ class Search:
         self._drop = [_option(each, keeps_whole=False) for each in problem.candidates]
         self._hold = [_option(each, keeps_whole=True) for each in problem.candidates]
         self._behind = [_moved(each, waits=False) for each in problem.candidates]
+        self._behind_by = [
+            [_moved(each, waits=False, moves=(move,)) for each in problem.candidates]
+            for move in problem.moves
+        ]
         self._waiting = [_moved(each, waits=True) for each in problem.candidates]
 
     def evaluate(self, choice: Choice, origin: str) -> Outcome:
@@ -265,6 +269,20 @@ class Search:
         """
         if self.evaluate(choice, origin).peak_bytes > budget_bytes:
             return choice
+        ranked = self._run_again(choice)
+        return self._by_halves(choice, ranked, self._hold, budget_bytes, origin, effort)
+
+    def move(self, choice: Choice, budget_bytes: int, origin: str, effort: Effort) -> Choice:
+        """Move behind what is computed what is run again, as long as that fits and is faster."""
+        if self.evaluate(choice, origin).peak_bytes > budget_bytes:
+            return choice
+        for target in self._behind_by:
+            ranked = [each for each in self._run_again(choice) if target[each] is not None]
+            choice = self._by_halves(choice, ranked, target, budget_bytes, origin, effort)
+        return choice
+
+    def _run_again(self, choice: Choice) -> list[int]:
+        """What is run again, that which takes the most time for its bytes first."""
         trace = Trace()
         self.simulator.run(choice, trace)
         runs = set(trace.runs_again)
@@ -273,14 +291,13 @@ class Search:
             for number in trace.needed
             if not self.is_held(choice, number) and self.problem.candidates[number].producer in runs
         ]
-        ranked = sorted(
+        return sorted(
             dropped,
             key=lambda n: (
                 -self.problem.reruns[self.problem.candidates[n].producer].time_ms / self._bytes(n),
                 n,
             ),
         )
-        return self._by_halves(choice, ranked, self._hold, budget_bytes, origin, effort)
 
     def _by_halves(
         self,
@@ -309,11 +326,11 @@ class Search:
     def decode(self, choice: Choice, budget_bytes: int, origin: str, effort: Effort) -> Choice:
         """Run again, or hold, what is held in a form that takes longer, as long as that fits.
 
-        What the step waits for may be moved behind what it computes.
+        What the step waits for may be moved behind what it computes, to the one tier or the other.
         """
         if self.evaluate(choice, origin).peak_bytes > budget_bytes:
             return choice
-        for target in (self._behind, self._drop, self._hold):
+        for target in (*self._behind_by, self._drop, self._hold):
             savings = {
                 number: self.problem.candidates[number].options[index].saving
                 for number, index in enumerate(choice.options)
@@ -390,14 +407,22 @@ def _option(candidate: Candidate, *, keeps_whole: bool) -> int | None:
     return min(fitting)[-1] if fitting else None
 
 
-def _moved(candidate: Candidate, *, waits: bool) -> int | None:
-    """The option that moves the fewest bytes."""
+def _moved(
+    candidate: Candidate, *, waits: bool, moves: tuple[str, ...] | None = None
+) -> int | None:
+    """The option that moves the fewest bytes, and of several tiers to the fastest.
+
+    Args:
+        moves: Names of the ways that may move it; None: any.
+    """
     fitting = [
-        (option.saving.moved_bytes, index)
+        (option.saving.moved_bytes, option.saving.leave_ms + option.saving.return_ms, index)
         for index, option in enumerate(candidate.options)
-        if option.saving.is_moved and option.saving.waits == waits
+        if option.saving.is_moved
+        and option.saving.waits == waits
+        and (moves is None or option.move in moves)
     ]
-    return min(fitting)[1] if fitting else None
+    return min(fitting)[-1] if fitting else None
 
 
 def _taken_ms(saving: Saving) -> float:

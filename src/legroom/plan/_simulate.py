@@ -299,6 +299,7 @@ class _Run:
         saving, stops = self._savings[candidate], self._sim._stops[op.piece, op.call]
         return Trip(
             candidate=candidate,
+            tier=saving.tier,
             leaves_after=self._sim._starts[candidate],
             read_before=read_before,
             stops=stops.positions,

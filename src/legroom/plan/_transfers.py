@@ -1,4 +1,4 @@
-"""When tensors leave for another tier and come back: a timetable for one channel.
+"""When tensors leave for other tiers and come back: a timetable, with a channel for each tier.
 
 In go trips, each with how long it takes, and when operations run; out comes before which operation
 each tensor has left, before which it is called back, and how long the step waits for it. Oracle:
@@ -6,17 +6,19 @@ each tensor has left, before which it is called back, and how long the step wait
 """
 
 # Note [Timetable]
-# 1. A tier has one channel: transfers run one after the other, in the order in which they are asked
-#    for. Measured bandwidth is that of all its threads together.
+# 1. Each tier has one channel: its transfers run one after the other, in the order in which they
+#    are asked for, whatever goes on in another tier's. Measured bandwidth is that of all its
+#    threads together. Of a link that copies both ways at once, that is on the careful side.
 # 2. A tensor starts to leave after its last use in forward. The program looks after it, and lets go
 #    of its memory, before the first operation of its own piece that starts when the transfer has
 #    ended: nothing waits, and the memory is there meanwhile.
 # 3. It is called back as late as possible so that it is there when it is read, with some time to
 #    spare: memory is taken from then on. Not before backward of its piece has begun, nor before it
-#    has left, nor before what is read earlier: the channel keeps the order.
+#    has left, nor before what its tier is to give back earlier: a channel keeps the order.
 # 4. A trip that waits does so both times: nothing of it is in memory but what is being read. That
 #    costs the whole transfer at least.
-# 5. Waiting moves everything after it; what was to be called back keeps its place in the program.
+# 5. Waiting moves everything after it, of all tiers; what was to be called back keeps its place in
+#    the program.
 
 from __future__ import annotations
 
@@ -36,6 +38,7 @@ class Trip:
 
     Attributes:
         candidate: Its number.
+        tier: Name of the tier whose channel it takes.
         leaves_after: The position after which it leaves.
         read_before: The position before which it must be back.
         stops: Positions of its own piece and call, in order: where the program can look after it.
@@ -46,6 +49,7 @@ class Trip:
     """
 
     candidate: int
+    tier: str
     leaves_after: int
     read_before: int
     stops: Sequence[int]
@@ -87,43 +91,61 @@ def timetable(trips: Sequence[Trip], starts_ms: Sequence[float]) -> Timetable:
     return _Maker(trips, starts_ms).make()
 
 
+@final
+@dataclass(slots=True)
+class _Channel:
+    """What one tier has been asked for so far.
+
+    Attributes:
+        free_ms: When it is free.
+        called: The last position at which something was called back.
+    """
+
+    free_ms: float = 0.0
+    called: int = 0
+
+
 class _Maker:
     def __init__(self, trips: Sequence[Trip], starts_ms: Sequence[float]) -> None:
         self._starts_ms = starts_ms
         self._trips = trips
         self._made = Timetable()
-        self._free_ms = 0.0  # when the channel is free
+        self._channels = {trip.tier: _Channel() for trip in trips}
         self._late_ms = 0.0  # how much later than `starts_ms` the step is by now
+        self._waits: list[tuple[float, float]] = []  # where it became so late, and how late
         self._left_ms: dict[int, float] = {}
-        self._called = 0  # the last position at which something was called back
 
     def make(self) -> Timetable:
         latest = self._latest_calls()
         leaving = [(trip.leaves_after + 0.5, 0, trip.candidate, trip) for trip in self._trips]
         returning = [(float(trip.read_before), 1, trip.candidate, trip) for trip in self._trips]
-        for _, is_return, _, trip in sorted(leaving + returning, key=lambda each: each[:3]):
+        for place, is_return, _, trip in sorted(leaving + returning, key=lambda each: each[:3]):
             if is_return:
                 self._return(trip, latest[trip.candidate])
             else:
                 self._leave(trip)
+            self._waits.append((place, self._late_ms))
         return self._made
 
     def _latest_calls(self) -> Mapping[int, float]:
-        """When each must be called back at the latest, one after the other."""
-        latest, behind_ms = {}, float("inf")
+        """When each must be called back at the latest, one after the other from each tier."""
+        latest: dict[int, float] = {}
+        behind_ms = dict.fromkeys(self._channels, float("inf"))
         for trip in sorted(self._trips, key=lambda each: (-each.read_before, -each.candidate)):
-            end_ms = min(self._starts_ms[trip.read_before], behind_ms)
-            behind_ms = latest[trip.candidate] = end_ms - _TO_SPARE * trip.return_ms
+            end_ms = min(self._starts_ms[trip.read_before], behind_ms[trip.tier])
+            latest[trip.candidate] = end_ms - _TO_SPARE * trip.return_ms
+            behind_ms[trip.tier] = latest[trip.candidate]
         return latest
 
     def _leave(self, trip: Trip) -> None:
         ready_ms = self._starts_ms[trip.leaves_after + 1] + self._late_ms
-        self._free_ms = max(ready_ms, self._free_ms) + trip.leave_ms
-        self._left_ms[trip.candidate] = self._free_ms
+        channel = self._channels[trip.tier]
+        channel.free_ms = max(ready_ms, channel.free_ms) + trip.leave_ms
+        self._left_ms[trip.candidate] = channel.free_ms
         if trip.waits:
-            self._wait(trip, self._free_ms - ready_ms)
+            self._wait(trip, channel.free_ms - ready_ms)
             return
-        after_ms = self._free_ms - self._late_ms
+        after_ms = channel.free_ms - self._late_ms
         position = bisect.bisect_left(self._starts_ms, after_ms, lo=trip.leaves_after + 1)
         stop = bisect.bisect_left(trip.stops, position)
         settled = trip.stops[stop] if stop < len(trip.stops) else trip.read_before
@@ -132,23 +154,29 @@ class _Maker:
     def _return(self, trip: Trip, latest_ms: float) -> None:
         due_ms = self._starts_ms[trip.read_before] + self._late_ms
         called_ms = due_ms
+        channel = self._channels[trip.tier]
         if not trip.waits:
-            settled = self._made.settled_before[trip.candidate]
-            fetched = self._called = self._stop_before(trip, latest_ms, settled)
+            earliest = max(self._made.settled_before[trip.candidate], channel.called)
+            fetched = channel.called = self._stop_before(trip, latest_ms, earliest)
             self._made.fetched_before[trip.candidate] = fetched
-            called_ms = min(due_ms, self._starts_ms[fetched] + self._late_ms)
+            called_ms = min(due_ms, self._starts_ms[fetched] + self._late_before(fetched))
         called_ms = max(called_ms, self._left_ms[trip.candidate])
-        self._free_ms = max(called_ms, self._free_ms) + trip.return_ms
-        self._wait(trip, max(0.0, self._free_ms - due_ms))
+        channel.free_ms = max(called_ms, channel.free_ms) + trip.return_ms
+        self._wait(trip, max(0.0, channel.free_ms - due_ms))
 
-    def _stop_before(self, trip: Trip, latest_ms: float, settled: int) -> int:
+    def _stop_before(self, trip: Trip, latest_ms: float, earliest: int) -> int:
         """The last stop of the piece that is early enough, or the first that is possible."""
         position = bisect.bisect_right(self._starts_ms, latest_ms) - 1
         stop = bisect.bisect_right(trip.stops, position) - 1
         early = trip.stops[stop] if stop >= 0 else -1
-        first = bisect.bisect_left(trip.stops, max(trip.first_return, settled, self._called))
+        first = bisect.bisect_left(trip.stops, max(trip.first_return, earliest))
         possible = trip.stops[first] if first < len(trip.stops) else trip.read_before
         return min(trip.read_before, max(early, possible))
+
+    def _late_before(self, position: int) -> float:
+        """How late the step was when it came to a position."""
+        count = bisect.bisect_left(self._waits, (position, 0.0))
+        return self._waits[count - 1][1] if count else 0.0
 
     def _wait(self, trip: Trip, waited_ms: float) -> None:
         self._late_ms += waited_ms

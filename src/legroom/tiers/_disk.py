@@ -33,8 +33,9 @@ from legroom.tiers._engine import READ, WRITE, Engine
 from legroom.tiers._extents import ALIGNMENT, Extents, rounded_up
 from legroom.tiers._file import AbstractFile, SystemFile
 from legroom.tiers._folder import choose_folder, file_system_of
-from legroom.tiers._layout import Layout, is_dense, layout_of, named, new_tensor, relaid
-from legroom.tiers._ticket import Claim, claim_of, is_own_thread, new_ticket, number_of
+from legroom.tiers._layout import layout_of, named, new_tensor, relaid
+from legroom.tiers._slots import AbstractSlot, Slots
+from legroom.tiers._ticket import Claim, is_own_thread, new_ticket
 from legroom.tiers._tier import AbstractTier, TierUse
 from legroom.tiers._transfer import Transfer
 from legroom.units import format_bytes
@@ -46,7 +47,7 @@ _GROWTH_BYTES = 64 * 1024**2
 
 @final
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _Slot(AbstractSlot):
     """See Note [Slots].
 
     Attributes:
@@ -56,10 +57,6 @@ class _Slot:
         destination: What is being read into.
     """
 
-    claim: weakref.ref[Claim]
-    label: str
-    layout: Layout
-    device: torch.device
     shift: int
     offset: int | None = None
     source: torch.UntypedStorage | None = None
@@ -71,6 +68,11 @@ class _Slot:
     def place_bytes(self) -> int:
         """What it takes in the file."""
         return rounded_up(self.shift + self.layout.num_bytes)
+
+    @property
+    def num_in_memory(self) -> int:
+        """Once while it is written, once while it is read."""
+        return (self.source is not None) + (self.destination is not None)
 
     @property
     def failure(self) -> tuple[str, BaseException] | None:
@@ -115,9 +117,8 @@ class Disk(AbstractTier):
         self._num_threads = 0 if synchronous else threads
         self._engine = Engine(file, num_threads=self._num_threads, chunk_bytes=chunk_bytes)
         self._chunk_bytes = chunk_bytes
-        self._slots: dict[int, _Slot] = {}
+        self._slots: Slots[_Slot] = Slots(self.name, str(file.folder))
         self._unsettled: dict[int, _Slot] = {}
-        self._released: dict[int, None] = {}
         self._extents = Extents()
         self._file_bytes = 0
         self._is_forked = False
@@ -231,13 +232,7 @@ class Disk(AbstractTier):
     ) -> torch.Tensor:
         """The tensor, in memory of its own; reads it now if nobody has fetched it."""
         _, slot, _claim = self._find(ticket)
-        layout = Layout(tuple(size), tuple(stride), dtype)
-        if layout.num_bytes != slot.layout.num_bytes or not is_dense(size, stride):
-            raise UsageError(
-                f"{named(slot.label)} on tier {self.name!r} has {slot.layout.num_bytes} bytes; it "
-                f"cannot be given back as {layout}: that has {layout.num_bytes}, or does not lie "
-                "densely"
-            )
+        layout = self._slots.layout_to_give(slot, size, stride, dtype)
         if slot.write is None:
             found = new_tensor(slot.layout, label=slot.label, tier=self.name)
             return relaid(found, layout).to(slot.device)
@@ -269,13 +264,8 @@ class Disk(AbstractTier):
         """What it holds now."""
         self._tidy_up()
         with self._engine.lock:
-            slots = tuple(self._slots.values())
-            return TierUse(
-                held_bytes=sum(slot.layout.num_bytes for slot in slots),
-                in_flight_bytes=sum(slot.layout.num_bytes * _num_in_memory(slot) for slot in slots),
-                reserved_bytes=self._file_bytes,
-                num_slots=len(slots),
-                num_threads=self._engine.num_threads,
+            return self._slots.use(
+                reserved_bytes=self._file_bytes, num_threads=self._engine.num_threads
             )
 
     def close(self) -> None:
@@ -332,15 +322,7 @@ class Disk(AbstractTier):
 
     def _find(self, ticket: torch.Tensor) -> tuple[int, _Slot, Claim]:
         self._check_usable()
-        number = number_of(ticket)
-        slot = self._slots.get(number)
-        if slot is None:
-            raise TierError(
-                f"ticket {number} is not of this {self.name!r} tier in {str(self.folder)!r}: it "
-                "belongs to another one, or it is a copy and its slot is gone.\n"
-                "  try: use the tier that it comes from; keep the ticket itself, not a copy"
-            )
-        return number, slot, claim_of(slot.claim, tier=self.name)
+        return self._slots.find(ticket)
 
     def _check_usable(self) -> None:
         if self._is_forked:
@@ -366,7 +348,7 @@ class Disk(AbstractTier):
 
     def _on_release(self, number: int) -> None:
         """The last ticket of a slot is gone; runs in whatever thread, at whatever point."""
-        self._released[number] = None
+        self._slots.release(number)
         if not is_own_thread():
             self._tidy_up()
 
@@ -378,9 +360,7 @@ class Disk(AbstractTier):
         if self._is_forked or self._engine.is_closed:
             return
         with self._engine.lock:
-            for number in tuple(self._released):
-                if self._drop(number):
-                    self._released.pop(number, None)
+            self._slots.tidy_up(self._drop)
             for number, slot in tuple(self._unsettled.items()):
                 if slot.write is not None and slot.write.is_done and slot.write.error is None:
                     slot.source = None
@@ -411,11 +391,7 @@ class Disk(AbstractTier):
             self._file.close()
 
 
-def _num_in_memory(slot: _Slot) -> int:
-    return (slot.source is not None) + (slot.destination is not None)
-
-
-def _close_all(engine: Engine, file: AbstractFile, slots: dict[int, _Slot]) -> None:
+def _close_all(engine: Engine, file: AbstractFile, slots: Slots[_Slot]) -> None:
     """Also at the end of the process, and when nobody has the tier any more.
 
     A thread that does not come back from the system keeps its memory and the descriptor.

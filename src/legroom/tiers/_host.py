@@ -32,8 +32,9 @@ import torch
 from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.tiers._accelerator import AbstractAccelerator, Cuda
 from legroom.tiers._extents import ALIGNMENT, Extents, rounded_up
-from legroom.tiers._layout import Layout, is_dense, layout_of, named, relaid
-from legroom.tiers._ticket import Claim, claim_of, new_ticket, number_of
+from legroom.tiers._layout import Layout, layout_of, named, relaid
+from legroom.tiers._slots import AbstractSlot, Slots
+from legroom.tiers._ticket import Claim, new_ticket
 from legroom.tiers._tier import AbstractTier, TierUse
 
 _SLAB_BYTES = 64 * 1024**2
@@ -50,7 +51,7 @@ class _Slab:
 
 @final
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _Slot(AbstractSlot):
     """A tensor's place and what is under way for it.
 
     Attributes:
@@ -60,10 +61,6 @@ class _Slot:
             computing in which it was given away.
     """
 
-    claim: weakref.ref[Claim]
-    label: str
-    layout: Layout
-    device: torch.device
     slab: _Slab | None = None
     offset: int = 0
     left: Any = None
@@ -75,6 +72,11 @@ class _Slot:
     def place_bytes(self) -> int:
         """What it takes of the slab."""
         return rounded_up(self.layout.num_bytes)
+
+    @property
+    def num_in_memory(self) -> int:
+        """On the device: once while it leaves, once while it comes back."""
+        return (self.source is not None) + (self.destination is not None)
 
     @property
     def memory(self) -> torch.Tensor:
@@ -100,8 +102,7 @@ class Host(AbstractTier):
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._is_closed = False
-        self._slots: dict[int, _Slot] = {}
-        self._released: dict[int, None] = {}
+        self._slots: Slots[_Slot] = Slots(self.name)
         self._slabs: dict[torch.device, list[_Slab]] = {}
 
     @classmethod
@@ -112,7 +113,10 @@ class Host(AbstractTier):
             TierError: There are none.
         """
         if not torch.cuda.is_available():
-            raise TierError("the host tier is for CUDA devices, and there is none here")
+            raise TierError(
+                "the host tier is for tensors of an accelerator, and there is no CUDA device here."
+                "\n  try: the disk, which takes tensors of any device: disk=True, or --disk FOLDER"
+            )
         return cls(Cuda())
 
     @property
@@ -172,13 +176,7 @@ class Host(AbstractTier):
     ) -> torch.Tensor:
         """The tensor, in memory of its own; copies it now if nobody has fetched it."""
         slot, _claim = self._find(ticket)
-        layout = Layout(tuple(size), tuple(stride), dtype)
-        if layout.num_bytes != slot.layout.num_bytes or not is_dense(size, stride):
-            raise UsageError(
-                f"{named(slot.label)} on tier {self.name!r} has {slot.layout.num_bytes} bytes; it "
-                f"cannot be given back as {layout}: that has {layout.num_bytes}, or does not lie "
-                "densely"
-            )
+        layout = self._slots.layout_to_give(slot, size, stride, dtype)
         if not layout.num_bytes:
             return self._accelerator.new_tensor(layout, slot.device)
         with self._lock:
@@ -204,18 +202,9 @@ class Host(AbstractTier):
         """What it holds now."""
         self._tidy_up()
         with self._lock:
-            slots = tuple(self._slots.values())
-            under_way = sum(
-                slot.layout.num_bytes * ((slot.source is not None) + (slot.destination is not None))
-                for slot in slots
-            )
-            return TierUse(
-                held_bytes=sum(slot.layout.num_bytes for slot in slots),
-                in_flight_bytes=under_way,
-                reserved_bytes=sum(s.memory.numel() for each in self._slabs.values() for s in each),
-                num_slots=len(slots),
-                num_threads=0,
-            )
+            slabs = [slab for each in self._slabs.values() for slab in each]
+            pinned_bytes = sum(slab.memory.numel() for slab in slabs)
+            return self._slots.use(reserved_bytes=pinned_bytes, num_threads=0)
 
     def close(self) -> None:
         """Let everything go, once the copies that were asked for are done."""
@@ -284,38 +273,28 @@ class Host(AbstractTier):
 
     def _find(self, ticket: torch.Tensor) -> tuple[_Slot, Claim]:
         self._check_usable()
-        number = number_of(ticket)
-        slot = self._slots.get(number)
-        if slot is None:
-            raise TierError(
-                f"ticket {number} is not of this {self.name!r} tier: it belongs to another one, or "
-                "it is a copy and its slot is gone.\n"
-                "  try: use the tier that it comes from; keep the ticket itself, not a copy"
-            )
-        return slot, claim_of(slot.claim, tier=self.name)
+        _number, slot, claim = self._slots.find(ticket)
+        return slot, claim
 
     def _check_usable(self) -> None:
         if not self.is_usable:
             raise TierError(f"tier {self.name!r} is closed, or belongs to the parent process")
 
     def _on_release(self, number: int) -> None:
-        self._released[number] = None
+        self._slots.release(number)
         self._tidy_up()
 
     def _tidy_up(self) -> None:
-        """Forget slots without tickets; harmless to repeat, also within itself."""
-        if not self.is_usable:
-            return
-        with self._lock:
-            for number in tuple(self._released):
-                self._drop(number)
-                self._released.pop(number, None)
+        """Forget slots without tickets."""
+        if self.is_usable:
+            with self._lock:
+                self._slots.tidy_up(self._drop)
 
-    def _drop(self, number: int) -> None:
-        """See Note [Marks], rules 4 and 5."""
+    def _drop(self, number: int) -> bool:
+        """Forget a slot, at once; see Note [Marks], rules 4 and 5."""
         slot = self._slots.get(number)
         if slot is None:
-            return
+            return True
         self._let_source_go(slot)
         if slot.back is not None:
             self._accelerator.wait(self._accelerator.outward(slot.device), slot.back)
@@ -325,6 +304,7 @@ class Host(AbstractTier):
         if slot.slab is not None:
             slot.slab.extents.give_back(slot.offset, slot.place_bytes)
         self._slots.pop(number, None)
+        return True
 
 
 def _bytes_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -16,7 +16,7 @@ from legroom.ways._fewbit import FewBit1, FewBit2, FewBit3, FewBit4
 from legroom.ways._float import BFloat16, Float8Fine, Float8Wide, Float10, Float16
 from legroom.ways._hold import Hold
 from legroom.ways._integer import Integer2, Integer4, Integer8
-from legroom.ways._move import AbstractMove, Disk
+from legroom.ways._move import AbstractMove, Disk, Host
 from legroom.ways._offsets import Offsets
 from legroom.ways._remake import Remake
 from legroom.ways._replay import Replay
@@ -52,6 +52,7 @@ __all__ = [
     "Float10",
     "Float16",
     "Hold",
+    "Host",
     "Integer2",
     "Integer4",
     "Integer8",
@@ -86,6 +87,7 @@ _WAYS: Registry[type[AbstractWay]] = Registry(
         Offsets,
         Sparse,
         Workspace,
+        Host,
         Disk,
         BFloat16,
         Float16,

@@ -16,7 +16,8 @@ be planned. The operations hand the tensor to the tier and take it back; see Not
 # 4. Moving takes the processor's time too, to copy: `compute_slowdown` is measured, and counts.
 # 5. Encoded first, fewer bytes are moved (compressing DMA): any encoding can be moved in place of
 #    the tensor.
-# 6. Nothing is moved unless asked for: a disk has a life of its own.
+# 6. Nothing is moved unless asked for: a disk has a life of its own, and nobody else can use memory
+#    that is pinned.
 
 from __future__ import annotations
 
@@ -160,6 +161,23 @@ class AbstractMove(AbstractWay):
             waits=True,
         )
         return behind, waiting
+
+
+@final
+class Host(AbstractMove):
+    """Held in pinned host memory, which an accelerator copies to and from beside computing."""
+
+    name = "host"
+    summary = "hold a tensor of an accelerator in pinned host memory, copied beside the computing"
+    exactness = Exactness.BITWISE
+    origin = "vDNN, SuperNeurons, Capuchin, swapping in TensorFlow"
+    costs = "what of the copies is not hidden, and host memory; on request only; not tried on CUDA"
+    tier = "host"
+
+    @classmethod
+    def is_for(cls, device: str) -> bool:
+        """What is in host memory already has nothing to gain there."""
+        return torch.device(device).type != "cpu"
 
 
 @final

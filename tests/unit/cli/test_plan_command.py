@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from legroom import cli, variants, ways
 from legroom.capture import Script
@@ -72,6 +73,32 @@ def test_bounds_and_folders_reach_the_planner(run):
     assert (options.stash, options.disk, options.budget) == ("25%", "/scratch", None)
     assert options.chosen_budget.share == 1.0
     assert "disk" in options.way_names
+
+
+def test_host_memory_reaches_the_planner(run):
+    code, _, err = run("plan", "--host", "--device", "RTX4090", "train.py")
+    assert code == 0, err
+    ((_, options),) = run.planned
+    assert options.host is True
+    assert options.moves == ("host",)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("command", ["plan", "run", "verify"])
+@pytest.mark.parametrize("asked", [["--host"], ["--with", "host"]])
+def test_host_memory_without_an_accelerator_is_misuse(run, command, asked):
+    code, _, err = run(command, "--budget", "50%", *asked, "train.py")
+    assert code == 2
+    assert "there is no CUDA device here" in err
+    assert "--disk FOLDER" in err
+    assert not run.planned
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "verify"])
+def test_a_folder_without_a_name_is_misuse(run, command):
+    code, _, err = run(command, "--budget", "50%", "--disk", "", "train.py")
+    assert code == 2
+    assert "disk '' is not a folder; name one, as '/scratch'" in err
 
 
 def test_a_bound_that_is_none_is_told(run):

@@ -5,7 +5,13 @@ import torch
 
 from legroom.capture import signature_of
 from legroom.errors import UsageError
-from legroom.meter import device_names, modelled_times, parse_device, roofline_ms
+from legroom.meter import (
+    device_names,
+    modelled_host_speed,
+    modelled_times,
+    parse_device,
+    roofline_ms,
+)
 
 GIB = 1024**3
 aten = torch.ops.aten
@@ -99,3 +105,11 @@ def test_times_for_an_absent_device_are_modelled():
     assert not any(time.is_measured for time in times.values())
     assert times[matmul].ms == roofline_ms(device, 2 * 2048**3, 3 * 4 * 2048**2, "float32")
     assert times[relu].ms == roofline_ms(device, 0, 2 * 4 * 2048**2, "float32")
+
+
+def test_the_link_says_how_fast_host_memory_is():
+    speed = modelled_host_speed(parse_device("24GiB, 10 GB/s to host"))
+    assert speed.put_ms(10_000_000) == pytest.approx(1.0, abs=0.01)
+    assert speed.get_ms(10_000_000) == speed.put_ms(10_000_000, computing=False)
+    assert 0 < speed.put_ms(0) < 0.1
+    assert speed.compute_slowdown == 1.0

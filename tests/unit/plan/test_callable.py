@@ -98,3 +98,18 @@ def test_a_failing_step_is_named_as_such(step):
 
     with pytest.raises(CaptureFailedError, match="ValueError: out of batches"):
         legroom.plan(fails)
+
+
+def test_a_described_link_holds_tensors_in_host_memory(step):
+    def plan(link="32 GB/s to host", **options):
+        return legroom.plan(
+            step, budget="75%", device=f"24GiB, {link}", ways=["remake"], points=0, **options
+        )
+
+    without = plan()
+    fast, slow = (plan(link, host=True) for link in ("1000 GB/s to host", "0.5 GB/s to host"))
+    assert fast.floor_peak_bytes < without.floor_peak_bytes
+    assert sum(fast.chosen.moved_bytes["host"]) > 0
+    assert fast.chosen.added_ms < without.chosen.added_ms
+    assert fast.chosen.added_ms < slow.chosen.added_ms <= without.chosen.added_ms + 1e-9
+    assert fast.measured_share == 0

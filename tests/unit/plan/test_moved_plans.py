@@ -12,7 +12,7 @@ from legroom.plan import presets
 from legroom.plan._planner import Planner
 from legroom.plan._problem import Choice, build_problem
 from legroom.plan._relaxation import Relaxation
-from legroom.plan._search import Search
+from legroom.plan._search import Effort, Search
 from legroom.plan._simulate import Simulator, Trace
 from legroom.ways import _move
 from tests.unit.plan.made_up_graphs import MADE_UP, as_recorded
@@ -21,6 +21,7 @@ from tests.unit.ways.test_move import SPEED
 
 FEW = 300
 WAYS = (*ways.select(), ways.Disk)
+BOTH = (*ways.select(), ways.Host, ways.Disk)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,18 +33,18 @@ def made_up_tensors_are_moved():
     _move._LEAST_BYTES, _move.is_dense = before
 
 
-def fast(times):
-    """A tier so many times as fast as the made-up steps need; latency is what there is."""
+def fast(times, tiers=("disk",)):
+    """Tiers so many times as fast as the made-up steps need; latency is what there is."""
     quick = {
         name: getattr(SPEED, name) / times
         for name in ("computing_latency_ms_put", "computing_latency_ms_get", "latency_ms_put",
                      "latency_ms_get")
     }  # fmt: skip
-    return {"disk": replace(SPEED, **quick)}
+    return dict.fromkeys(tiers, replace(SPEED, **quick))
 
 
-def problem_of(graph, times=1.0):
-    return build_problem(graph, WAYS, variants.select(), speeds=fast(times))
+def problem_of(graph, times=1.0, tiers=("disk",)):
+    return build_problem(graph, BOTH, variants.select(), speeds=fast(times, tiers))
 
 
 def all_choices(problem):
@@ -61,10 +62,16 @@ def num_choices(problem):
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(graphs(max_operations=3), st.sampled_from([0.1, 1.0, 10.0]), st.floats(0.2, 1.0))
-def test_no_choice_is_faster_than_the_bound(graph, times, share):
-    problem = problem_of(graph, times)
-    if num_choices(problem) > FEW or not problem.has_moves:
+@given(
+    graphs(max_operations=3),
+    st.sampled_from([0.1, 1.0, 10.0]),
+    st.floats(0.2, 1.0),
+    st.sampled_from([("disk",), ("host", "disk")]),
+)
+def test_no_choice_is_faster_than_the_bound(graph, times, share, tiers):
+    problem = problem_of(graph, times, tiers)
+    event(f"tiers {len(problem.moves)}, few {num_choices(problem) <= FEW}")
+    if num_choices(problem) > FEW or not problem.moves:
         return
     simulator = Simulator(problem)
     outcomes = [simulator.run(choice) for choice in all_choices(problem)]
@@ -172,6 +179,79 @@ def test_with_the_disk_no_plan_is_slower_than_without_or_with_all_on_it(make, ti
         assert plan.added_ms <= without.plan(budget_bytes).added_ms + 1e-9
     everything = forced.plan(forced.floor_bytes)
     assert planner.plan(forced.floor_bytes).added_ms <= everything.added_ms + 1e-9
+
+
+TIERS = ("host", "disk")
+
+
+@pytest.mark.parametrize("make", MADE_UP.values(), ids=list(MADE_UP))
+@pytest.mark.parametrize("times", [0.05, 1.0, 20.0])
+def test_with_another_tier_no_plan_is_slower(make, times):
+    graph = make()
+    options = {"ways": BOTH, "variants": variants.select(), "time_limit_s": 5.0}
+    plain = as_recorded(graph)
+    one = Planner(plain, graph, speeds=fast(times, ("host",)), **options)
+    both = Planner(plain, graph, speeds=fast(times, TIERS), **options)
+    assert both.floor_bytes <= one.floor_bytes
+    for share in (0.2, 0.6):
+        budget_bytes = one.floor_bytes + int(share * (one.plain.peak_bytes - one.floor_bytes))
+        assert both.plan(budget_bytes).predicted_peak_bytes <= budget_bytes
+        assert both.plan(budget_bytes).added_ms <= one.plan(budget_bytes).added_ms + 1e-9
+
+
+def test_two_tiers_move_at_the_same_time():
+    """The same trips: all to one tier, and every other one to another tier."""
+    problem = problem_of(MADE_UP["chain"](), 0.1, TIERS)
+    search = Search(problem)
+    numbers = [n for n, each in enumerate(problem.candidates) if search._behind[n] is not None]
+
+    def moved(tier_of):
+        options = list(search.hold_all().options)
+        for place, number in enumerate(numbers):
+            options[number] = next(
+                index
+                for index, each in enumerate(problem.candidates[number].options)
+                if each.move == each.way == tier_of(place) and not each.saving.waits
+            )
+        return Choice(tuple(options))
+
+    one = moved(lambda place: "disk")
+    other = moved(lambda place: "host")
+    both = moved(lambda place: TIERS[place % 2])
+    assert search.waited_ms(one) == search.waited_ms(other) > 0
+    assert search.waited_ms(both) < search.waited_ms(one)
+
+
+def test_a_bound_knows_of_both_channels():
+    bounds = {}
+    for tiers in (("disk",), TIERS):
+        problem = problem_of(MADE_UP["chain"](), 0.02, tiers)
+        only = replace(
+            problem,
+            candidates=tuple(
+                replace(
+                    each, options=tuple(o for o in each.options if o.move and not o.saving.waits)
+                )
+                if any(o.move for o in each.options)
+                else each
+                for each in problem.candidates
+            ),
+        )
+        bounds[tiers] = Relaxation(only).solve(1 << 60).bound_ms
+    assert 0 < bounds[TIERS] < bounds["disk",]
+
+
+def test_what_is_run_again_is_moved_where_that_is_faster():
+    search = search_of(MADE_UP["transformer"](), times=20.0)
+    lean = search.holding(())
+    budget_bytes = search.simulator.run(search.hold_all()).peak_bytes
+    before = search.evaluate(lean, "lean")
+    moved = search.move(lean, budget_bytes, "moved", Effort(search, 1000, float("inf")))
+    after = search.evaluate(moved, "moved")
+    assert after.added_ms < before.added_ms
+    assert after.peak_bytes <= budget_bytes
+    options = [each.options[moved.options[n]] for n, each in enumerate(search.problem.candidates)]
+    assert any(option.move for option in options)
 
 
 def search_of(graph, times=1000.0):

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from legroom import variants, ways
 from legroom.errors import UsageError
@@ -93,3 +94,36 @@ def test_a_bound_on_the_stash_goes_with_sizes_only(word):
 def test_the_disk_of_another_machine_is_not_known(asked):
     with pytest.raises(UsageError, match="whose disk is not known"):
         PlanOptions(device="RTX4090", **asked).check()
+
+
+@pytest.mark.parametrize("asked", [{"host": True}, {"ways": ("host",)}])
+def test_host_memory_of_a_described_device_is_its_link(asked):
+    options = PlanOptions(device="RTX4090", **asked)
+    options.check()
+    assert options.moves == ("host",)
+    assert "host" in options.way_names
+
+
+def test_tiers_may_be_asked_for_together():
+    options = PlanOptions(disk=True, host=True)
+    assert options.moves == ("host", "disk")
+    assert set(options.way_names) == {*(way.name for way in ways.select()), "host", "disk"}
+    assert PlanOptions(ways=("remake",), host=True).way_names == ("remake", "host")
+    assert PlanOptions(ways=("disk", "remake"), host=True).moves == ("host", "disk")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_host_memory_needs_an_accelerator():
+    with pytest.raises(UsageError, match=r"for tensors of an accelerator, and there is no CUDA"):
+        PlanOptions(host=True).check()
+
+
+@pytest.mark.parametrize("disk", ["", " ", 3])
+def test_a_disk_that_is_no_folder_is_refused(disk):
+    with pytest.raises(UsageError, match=rf"disk {disk!r} is not a folder; name one"):
+        PlanOptions(disk=disk).check()
+
+
+def test_host_memory_has_no_folder():
+    with pytest.raises(UsageError, match="host '/scratch' is not understood; write True or False"):
+        PlanOptions(host="/scratch", device="RTX4090").check()

@@ -1,6 +1,7 @@
-"""Timetables, carried out on a tier with a clock of its own."""
+"""Timetables, carried out on tiers with a clock of their own."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,16 +11,17 @@ from legroom.plan._transfers import Trip, timetable
 
 
 class Clock:
-    """A device that computes and a channel that moves: what waits for what, and until when."""
+    """A device that computes and channels that move: what waits for what, and until when."""
 
     def __init__(self):
-        self.now_ms = self.free_ms = self.waited_ms = 0.0
+        self.now_ms = self.waited_ms = 0.0
+        self.free_ms = {}
         self.ends_ms = {}
 
-    def ask(self, what, taken_ms):
-        """The channel does one thing after the other."""
-        self.free_ms = max(self.free_ms, self.now_ms) + taken_ms
-        self.ends_ms[what] = self.free_ms
+    def ask(self, what, trip, taken_ms):
+        """The channel of a tier does one thing after the other."""
+        self.free_ms[trip.tier] = max(self.free_ms.get(trip.tier, 0.0), self.now_ms) + taken_ms
+        self.ends_ms[what] = self.free_ms[trip.tier]
 
     def wait(self, what):
         late_ms = max(0.0, self.ends_ms[what] - self.now_ms)
@@ -37,16 +39,16 @@ def carried_out(trips, made, operation_ms):
         for number, called in made.fetched_before.items():
             if called == position:
                 trip = next(each for each in trips if each.candidate == number)
-                clock.ask(("in", number), trip.return_ms)
+                clock.ask(("in", number), trip, trip.return_ms)
         for trip in sorted(trips, key=lambda each: each.candidate):
             if trip.read_before == position:
                 if trip.waits:
-                    clock.ask(("in", trip.candidate), trip.return_ms)
+                    clock.ask(("in", trip.candidate), trip, trip.return_ms)
                 clock.wait(("in", trip.candidate))
         clock.now_ms += taken_ms
         for trip in sorted(trips, key=lambda each: each.candidate):
             if trip.leaves_after == position:
-                clock.ask(("out", trip.candidate), trip.leave_ms)
+                clock.ask(("out", trip.candidate), trip, trip.leave_ms)
                 if trip.waits:
                     clock.wait(("out", trip.candidate))
     return clock.waited_ms
@@ -70,6 +72,7 @@ def journeys(draw, may_wait=True):
         trips.append(
             Trip(
                 candidate=number,
+                tier=draw(st.sampled_from(["host", "disk"])),
                 leaves_after=leaves_after,
                 read_before=draw(st.integers(num_forward, 2 * num_forward - 1)),
                 stops=stops,
@@ -107,8 +110,10 @@ def test_no_less_is_waited_than_the_channel_needs(journey):
     trips, operation_ms = journey
     made = timetable(trips, starts_of(operation_ms))
     real_ms = carried_out(trips, made, operation_ms)
-    taken_ms = sum(trip.leave_ms + trip.return_ms for trip in trips)
-    assert made.total_ms >= taken_ms - sum(operation_ms) - 1e-9
+    for tier in ("host", "disk"):
+        own = [trip for trip in trips if trip.tier == tier]
+        taken_ms = sum(trip.leave_ms + trip.return_ms for trip in own)
+        assert made.total_ms >= taken_ms - sum(operation_ms) - 1e-9
     assert real_ms <= made.total_ms + max(trip.return_ms for trip in trips) + 1e-9
 
 
@@ -133,8 +138,9 @@ def test_what_is_read_later_is_called_back_later():
 
 def trip(**changes):
     usual = {
-        "candidate": 0, "leaves_after": 0, "read_before": 7, "stops": list(range(8)),
-        "first_return": 4, "leave_ms": 15.0, "return_ms": 10.0, "waits": False,
+        "candidate": 0, "tier": "disk", "leaves_after": 0, "read_before": 7,
+        "stops": list(range(8)), "first_return": 4, "leave_ms": 15.0, "return_ms": 10.0,
+        "waits": False,
     }  # fmt: skip
     return Trip(**{**usual, **changes})
 
@@ -161,6 +167,31 @@ def test_a_slow_tier_is_waited_for():
     made = timetable([slow], starts_of(operation_ms))
     assert made.total_ms == pytest.approx(200.0 - 60.0)
     assert made.settled_before == made.fetched_before == {0: 7}
+
+
+def test_tiers_keep_out_of_each_others_way():
+    operation_ms = [10.0] * 8
+    one = trip(candidate=0, tier="host", leave_ms=25.0, return_ms=25.0)
+    other = trip(candidate=1, tier="disk", leave_ms=28.0, return_ms=28.0)
+    both = timetable([one, other], starts_of(operation_ms))
+    for each in (one, other):
+        alone = timetable([each], starts_of(operation_ms))
+        assert both.settled_before[each.candidate] == alone.settled_before[each.candidate]
+        assert both.fetched_before[each.candidate] == alone.fetched_before[each.candidate]
+    assert both.total_ms == 0 == carried_out([one, other], both, operation_ms)
+    same = [replace(each, tier="disk") for each in (one, other)]
+    queued = timetable(same, starts_of(operation_ms))
+    assert queued.total_ms > 0
+    assert queued.total_ms == pytest.approx(carried_out(same, queued, operation_ms))
+
+
+def test_waiting_for_one_tier_gives_the_other_time():
+    operation_ms = [10.0] * 8
+    slow = trip(candidate=0, tier="disk", leave_ms=100.0, return_ms=100.0)
+    quick = trip(candidate=1, tier="host", read_before=7, leave_ms=40.0, return_ms=40.0)
+    made = timetable([slow, quick], starts_of(operation_ms))
+    assert made.waited_ms == {0: pytest.approx(140.0), 1: 0.0}
+    assert carried_out([slow, quick], made, operation_ms) == pytest.approx(140.0)
 
 
 def test_another_piece_is_no_place_to_stop():

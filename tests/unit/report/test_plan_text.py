@@ -8,7 +8,7 @@ import legroom
 from legroom import variants, ways
 from legroom.report import print_plan, print_ways
 from legroom.report._plan_text import format_added
-from tests.made_up_plan import made_up_report, with_sweep
+from tests.made_up_plan import made_up_report, with_sweep, with_tiers
 
 
 def text_of(report, width=140, **options):
@@ -55,6 +55,13 @@ def test_decisions_are_grouped_largest_first():
     assert "remaking is cheap" in text
     assert "Other formulas in backward" in text
     assert "relu-from-input" in text
+
+
+def test_what_is_held_elsewhere_says_where():
+    lines = text_of(with_tiers(made_up_report()), width=180).splitlines()
+    assert sum("bits on disk" in line for line in lines) == 2
+    assert not any("host on host" in line for line in lines)
+    assert sum("host" in line.split() for line in lines) == 2
 
 
 def test_rows_bound_the_tables():

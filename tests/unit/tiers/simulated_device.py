@@ -160,3 +160,32 @@ class SimulatedDevice(AbstractAccelerator):
 
     def describe(self):
         return {"where": "nowhere"}
+
+
+class Beside(SimulatedDevice):
+    """Copies beside what this machine computes, in its own memory and in queues of their own.
+
+    What is computed is done at once, copies when computing waits for them or dice say so: models
+    can be trained with it.
+    """
+
+    def __init__(self, dice=None, **options):
+        super().__init__(dice, **options)
+        self.kept = []
+
+    def owns(self, tensor):
+        return tensor.device.type == "cpu"
+
+    def new_tensor(self, layout, device):
+        return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
+
+    def copy(self, queue, destination, source):
+        super().copy(queue, destination, source)
+        self.kept.append((destination, source))  # what is forgotten must not be a crash
+
+    def _add(self, queue, kind, what, ms=0.0):
+        super()._add(queue, kind, what, ms)
+        if not any(each.work for each in self.queues.values()):
+            self.kept.clear()
+        if queue is self.queues[self.computing]:
+            self.finish(queue)

@@ -29,8 +29,10 @@ def info_of(num_bytes, **extra):
     return TensorInfo(0, "t0", kind=Kind.STASH, num_bytes=num_bytes, producer=0, **extra)
 
 
-def test_both_forms_hold_nothing_and_take_the_tier():
-    behind, waiting = ways.Disk.forms(info_of(1 << 20), PRODUCER, SPEED)
+@pytest.mark.parametrize("way", [ways.Host, ways.Disk])
+def test_both_forms_hold_nothing_and_take_the_tier(way):
+    behind, waiting = way.forms(info_of(1 << 20), PRODUCER, SPEED)
+    assert behind.tier == waiting.tier == way.tier
     assert behind.held_bytes == waiting.held_bytes == 0
     assert behind.moved_bytes == waiting.moved_bytes == 1 << 20
     assert behind.is_moved
@@ -62,10 +64,18 @@ def test_nothing_of_backward_is_moved():
     assert ways.Disk.forms(info_of(1 << 20), late, SPEED) == ()
 
 
-def test_it_is_used_on_request_only():
-    assert ways.Disk not in ways.select()
-    assert ways.Disk in ways.select(("disk",))
-    assert "disk" not in allowed_ways("bitwise")
+@pytest.mark.parametrize("way", [ways.Host, ways.Disk])
+def test_it_is_used_on_request_only(way):
+    assert way not in ways.select()
+    assert way in ways.select((way.name,))
+    assert way.name not in allowed_ways("bitwise")
+
+
+def test_host_memory_is_for_accelerators():
+    assert ways.Host.is_for("cuda:1")
+    assert not ways.Host.is_for("cpu")
+    assert ways.Disk.is_for("cuda")
+    assert ways.Disk.is_for("cpu")
 
 
 @settings(max_examples=25, deadline=None)

@@ -70,7 +70,7 @@ class Inductor(Executor):
     exactness = Exactness.ROUNDING
     can_deliver = False
     # It writes into memory again that it takes to be free, and so into what is still on its way.
-    without = ("replay", "sparse", "disk")
+    without = ("replay", "sparse", "host", "disk")
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What Inductor makes of the graph, after its decompositions; random numbers are eager's.

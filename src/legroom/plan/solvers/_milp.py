@@ -79,7 +79,7 @@ def _is_small(search: Search) -> bool:
     would offer one choice after the other.
     """
     num_choices = sum(len(each.options) > 1 for each in search.problem.candidates)
-    return not search.problem.has_moves and num_choices <= _EXACT_UP_TO
+    return not search.problem.moves and num_choices <= _EXACT_UP_TO
 
 
 def _gap(search: Search, bound_ms: float, budget_bytes: int) -> float:

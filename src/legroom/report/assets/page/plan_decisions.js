@@ -8,8 +8,8 @@ const decisions = {
       hideSection("decisions");
       return;
     }
-    this.all = chosen.decisions.map((d) => ({ ...d, count: 1, released: d.num_bytes - d.held_bytes }));
-    this.texts = new Map(this.all.map((d) => [d, [d.module, d.line, d.operation, d.tensor, d.reason, d.way].join(" ").toLowerCase()]));
+    this.all = chosen.decisions.map((d) => ({ ...d, form: formOf(d), count: 1, released: d.num_bytes - d.held_bytes }));
+    this.texts = new Map(this.all.map((d) => [d, [d.module, d.line, d.operation, d.tensor, d.reason, d.form].join(" ").toLowerCase()]));
     const released = sum(this.all, (d) => d.released);
     byId("decisions-lead").textContent = `Of ${plural(this.all.length, "tensor")} that backward needs, ${formatCount(this.all.filter((d) => d.way !== "hold").length)} are not held: ${formatBytes(released)} released. Modules that differ in their numbers only share a row.`;
     this.drawWays();
@@ -17,11 +17,11 @@ const decisions = {
       this.grouping = grouping;
       this.filter();
     });
-    this.fillSelect("way", "all ways");
+    this.fillSelect("form", "all ways");
     this.fillSelect("module", "all modules");
     this.fillSelect("line", "all lines");
     byId("decisions-text").addEventListener("input", () => this.filter());
-    for (const name of ["way", "module", "line"]) byId(`decisions-${name}`).addEventListener("change", () => this.filter());
+    for (const name of ["form", "module", "line"]) byId(`decisions-${name}`).addEventListener("change", () => this.filter());
     this.filter();
     this.drawVariants();
   },
@@ -38,7 +38,7 @@ const decisions = {
 
   filter() {
     const words = byId("decisions-text").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = ["way", "module", "line"].map((name) => [name, byId(`decisions-${name}`).value]).filter(([, value]) => value);
+    const wanted = ["form", "module", "line"].map((name) => [name, byId(`decisions-${name}`).value]).filter(([, value]) => value);
     const rows = this.all.filter((d) => wanted.every(([name, value]) => this.bucket(name, d) === value) && words.every((word) => this.texts.get(d).includes(word)));
     const count = byId("decisions-count");
     count.dataset.count = rows.length;
@@ -50,7 +50,7 @@ const decisions = {
   group(rows) {
     const groups = new Map();
     for (const d of rows) {
-      const key = [this.bucket("module", d), d.line, d.way].join("\u0000");
+      const key = [this.bucket("module", d), d.line, d.form].join("\u0000");
       const found = groups.get(key);
       if (!found) {
         groups.set(key, { ...d, modules: new Set([d.module]) });
@@ -69,13 +69,13 @@ const decisions = {
     const amount = (key, title, format, hint) => ({ key, title, hint, numeric: true, value: (d) => d[key], cell: (d) => format(d[key]) });
     new DataTable(host, {
       pageSize: FIRST_ROWS, className: "tensor-table", label: "Decisions", sort: { key: "released", falling: true },
-      rowAttributes: (d) => ({ "data-way": d.way, "data-line": d.line, "data-module": d.module, "data-bytes": d.released, "data-ms": d.added_ms, "data-count": d.count }),
+      rowAttributes: (d) => ({ "data-form": d.form, "data-line": d.line, "data-module": d.module, "data-bytes": d.released, "data-ms": d.added_ms, "data-count": d.count }),
       columns: [
         amount("released", "Released", (bytes) => (bytes ? formatBytes(bytes) : "–"), "what is not held that the plain step holds"),
         amount("num_bytes", "Of", formatBytes, "what the plain step holds"),
         amount("added_ms", "Added", formatAdded, "time that this adds to the step"),
         ...(isGrouped ? [amount("count", "Tensors", formatCount)] : []),
-        { key: "way", title: "Way", class: "kind-cell", value: (d) => d.way, cell: (d) => wayLabel(d.way) },
+        { key: "form", title: "Way", class: "kind-cell", value: (d) => d.form, cell: (d) => wayLabel(d.way, d.form) },
         ...whereColumns(),
         {
           key: "operation", title: isGrouped ? "Operation" : "Tensor", class: "name", value: (d) => (isGrouped ? d.operation : d.tensor),
@@ -88,25 +88,27 @@ const decisions = {
 
   // Bytes that the plain step holds, by what the plan does with them.
   drawWays() {
-    const rows = wayNames.map((way) => {
-      const own = this.all.filter((d) => d.way === way);
-      return { way, count: own.length, num_bytes: sum(own, (d) => d.num_bytes), released: sum(own, (d) => d.released), added_ms: sum(own, (d) => d.added_ms) };
-    }).filter((row) => row.count);
+    const rank = new Map(wayNames.map((name, index) => [name, index]));
+    const forms = new Map([...this.all].sort((a, b) => rank.get(a.way) - rank.get(b.way) || a.form.localeCompare(b.form)).map((d) => [d.form, d.way]));
+    const rows = [...forms].map(([form, way]) => {
+      const own = this.all.filter((d) => d.form === form);
+      return { form, way, count: own.length, num_bytes: sum(own, (d) => d.num_bytes), released: sum(own, (d) => d.released), added_ms: sum(own, (d) => d.added_ms) };
+    });
     const total = sum(rows, (row) => row.num_bytes);
     byId("ways-bar").hidden = total === 0;
-    byId("ways-bar").setAttribute("aria-label", `Bytes that backward needs, by way: ${rows.map((row) => `${row.way} ${formatShare(row.num_bytes, total)}`).join(", ")}`);
+    byId("ways-bar").setAttribute("aria-label", `Bytes that backward needs, by way: ${rows.map((row) => `${row.form} ${formatShare(row.num_bytes, total)}`).join(", ")}`);
     for (const row of rows) {
       byId("ways-bar").append(el("div", {
-        "data-way": row.way, "data-bytes": row.num_bytes, title: `${row.way}: ${formatBytes(row.num_bytes)}, ${formatShare(row.num_bytes, total)}`,
+        "data-form": row.form, "data-bytes": row.num_bytes, title: `${row.form}: ${formatBytes(row.num_bytes)}, ${formatShare(row.num_bytes, total)}`,
         style: `flex:${row.num_bytes} 0 0;background:var(${wayVariable(row.way)});color:${inkOn(wayColour(row.way))}`,
       }));
     }
     const amount = (key, title, format) => ({ key, title, numeric: true, value: (row) => row[key], cell: (row) => format(row[key]) });
     new DataTable(byId("ways-table"), {
       pageSize: FIRST_ROWS, label: "What the plan uses", sort: { key: "num_bytes", falling: true },
-      rowAttributes: (row) => ({ "data-way": row.way, "data-bytes": row.num_bytes }),
+      rowAttributes: (row) => ({ "data-form": row.form, "data-bytes": row.num_bytes }),
       columns: [
-        { key: "way", title: "Way", value: (row) => row.way, cell: (row) => wayLabel(row.way) },
+        { key: "form", title: "Way", value: (row) => row.form, cell: (row) => wayLabel(row.way, row.form) },
         amount("count", "Tensors", formatCount), amount("num_bytes", "Bytes in the plain step", formatBytes), amount("released", "Released", (bytes) => (bytes ? formatBytes(bytes) : "–")), amount("added_ms", "Added time", formatAdded),
       ],
     }).setRows(rows);
@@ -115,7 +117,7 @@ const decisions = {
 
   labelBar() {
     for (const part of byId("ways-bar").children) {
-      for (const text of [`${part.dataset.way}, ${formatBytes(Number(part.dataset.bytes))}`, part.dataset.way, ""]) {
+      for (const text of [`${part.dataset.form}, ${formatBytes(Number(part.dataset.bytes))}`, part.dataset.form, ""]) {
         const label = el("span", {}, text);
         part.replaceChildren(label);
         if (label.offsetWidth <= part.clientWidth - 12) break;

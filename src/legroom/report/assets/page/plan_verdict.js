@@ -6,7 +6,9 @@ const wayNames = [...new Set(["hold", ...data.ways, ...(chosen?.decisions ?? [])
 const wayVariable = (name) => `--way-${wayNames.indexOf(name) === 0 ? 0 : 1 + ((wayNames.indexOf(name) - 1) % 7)}`;
 const wayColour = (name) => cssColour(wayVariable(name));
 const waySwatch = (name) => el("i", { class: "swatch", style: `background:var(${wayVariable(name)})` });
-const wayLabel = (name) => el("span", { class: "kind" }, waySwatch(name), name);
+const wayLabel = (name, text = name) => el("span", { class: "kind" }, waySwatch(name), text);
+// The way, and where a tensor is held if that is not what the way says.
+const formOf = (d) => (d.tier && d.tier !== "device" && d.tier !== d.way ? `${d.way} on ${d.tier}` : d.way);
 
 const formatAdded = (ms) => (ms === 0 ? "0" : `${ms > 0 ? "+" : "−"}${formatMs(Math.abs(ms))}`);
 const ofStep = (ms) => `${formatShare(ms, data.step_ms)} of a step`;
