@@ -115,6 +115,10 @@ class Host(AbstractTier):
             raise TierError("the host tier is for CUDA devices, and there is none here")
         return cls(Cuda())
 
+    def open_again(self) -> Host:
+        """A new one, for the same devices."""
+        return Host(self._accelerator)
+
     @property
     def is_usable(self) -> bool:
         """Whether it is neither closed nor another process's."""
