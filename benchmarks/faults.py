@@ -173,7 +173,12 @@ class Training:
             found.append([*seen, *model.parameters(), *model.buffers()])
         self._number += 1
         mine, theirs = found
-        return len(mine) == len(theirs) and all(map(_same_bits, mine, theirs))
+        is_same = len(mine) == len(theirs) and all(map(_same_bits, mine, theirs))
+        if not is_same:  # one difference is one, not many
+            self.twin.load_state_dict(self.model.state_dict())
+            state = copy.deepcopy(self.optimizer.state_dict())
+            self._twin_optimizer.load_state_dict(state)
+        return is_same
 
     def left(self) -> dict[str, int]:
         """See Note [Faults], rule 4."""
