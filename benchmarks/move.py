@@ -1,8 +1,8 @@
 """What does holding tensors on the disk save, what does it cost, and what does it leave behind?
 
 In go a case's name and a part (`floor`, `resident`, `less`, `choice`), or a part alone that is
-measured once (`soak`, `interruptions`); out comes one JSON object on stdout. `benchmarks.run move`
-puts the answers side by side.
+measured once (`soak`, `interruptions`, `faults`); out comes one JSON object on stdout.
+`benchmarks.run move` puts the answers side by side.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 import legroom
-from benchmarks import cases
+from benchmarks import cases, faults
+from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
 from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, fit_case, interleaved
 from benchmarks.exactness import compare_levels, measure_peak
@@ -45,6 +48,8 @@ SHARES = (20, 10)
 """Of the activations, in percent: where plans with and without the disk are compared."""
 NUM_STEPS = 200
 NUM_INTERRUPTIONS = 60
+FAULTY_MODELS = ("albert", "mistral", "t5")
+"""Of transformers, made from their configurations; faults are injected into them."""
 _ROOM_BYTES = 256 * 1024
 """Which fitting keeps free."""
 _SEED = 11
@@ -288,6 +293,46 @@ def _probe(case: Case) -> float:
     return float(loss.item() + total)
 
 
+def measure_faults() -> dict[str, Any]:
+    """Every fault in a small model and in some of transformers', one after the other."""
+    torch.set_num_threads(1)
+    rows: dict[str, dict[str, Any]] = {}
+    models = {"small": (faults.demo_model, faults.demo_loss)}
+    models |= {name: _of_transformers(name) for name in FAULTY_MODELS}
+    for subject, (build, loss_of) in models.items():
+        with faults.training(build(), loss_of) as run:
+            for name, fault in faults.FAULTS.items():
+                if fault.is_alone and subject != "small":
+                    continue
+                row = rows.setdefault(name, {"ends": fault.ends.value, "models": {}})
+                row["models"][subject] = _fault_row(fault, run)
+                _say(f"{subject}: {name}: {row['models'][subject]}")
+    return {"rows": rows}
+
+
+def _fault_row(fault: faults.Fault, run: faults.Training) -> dict[str, Any]:
+    try:
+        seen = fault.act(run)
+    except Exception as error:  # a row, not the end of the benchmark
+        return {"failed": one_line(error)}
+    return {**dataclasses.asdict(seen), "as_it_should": fault.is_as_it_should(seen)}
+
+
+def _of_transformers(name: str) -> tuple[Callable[[], nn.Module], faults.LossOf]:
+    torch.manual_seed(_SEED)
+    model, arguments = ARCHITECTURES[name]()
+
+    def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+        loss: torch.Tensor = model(**arguments).loss
+        return loss
+
+    return lambda: model, loss_of
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "floor": measure_floor,
     "resident": measure_resident,
@@ -297,6 +342,7 @@ CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "soak": measure_soak,
     "interruptions": measure_interruptions,
+    "faults": measure_faults,
 }
 
 

@@ -34,6 +34,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         *_choice_section({name: row["choice"] for name, row in rows.items() if "choice" in row}),
         *_soak_section(singles.get("soak", {})),
         *_interruptions_section(singles.get("interruptions", {})),
+        *_faults_section(singles.get("faults", {})),
     ]
     return "\n".join(lines)
 
@@ -204,6 +205,54 @@ def _interruptions_section(seen: dict[str, Any]) -> Iterable[str]:
         f"after {counts['equal after']} of them the next step had the bits that it has otherwise. "
         f"Left at the end: {left['slots']} slots, {left['threads']} threads, "
         f"{left['descriptors']} descriptors.",
+        "",
+    )
+
+
+_COUNTED = {
+    "injected": "injected",
+    "same": "plain's bits",
+    "raised": "error",
+    "named_tensor": "names the tensor",
+    "named_tier": "names the tier",
+    "unchanged": "weights unchanged",
+    "right_after": "right bits after",
+    "slots": "slots left",
+    "threads": "threads left",
+    "descriptors": "descriptors left",
+}
+
+
+def _faults_section(seen: dict[str, Any]) -> Iterable[str]:
+    if not seen:
+        return
+    yield from ("## Faults in fitted steps", "")
+    if "error" in seen:
+        yield from (seen["error"], "")
+        return
+    body, totals, num_right, num_runs = [], dict.fromkeys(_COUNTED, 0), 0, 0
+    for name, row in seen["rows"].items():
+        ran = [each for each in row["models"].values() if "failed" not in each]
+        counts = {key: sum(each[key] for each in ran) for key in _COUNTED}
+        totals = {key: totals[key] + count for key, count in counts.items()}
+        num_right += sum(each["as_it_should"] for each in ran)
+        num_runs += len(row["models"])
+        body.append([name, row["ends"], *(str(count) for count in counts.values())])
+        body += [
+            [name, model, each["failed"]]
+            for model, each in row["models"].items()
+            if "failed" in each
+        ]
+    body.append(["all", "", *(str(count) for count in totals.values())])
+    models = sorted({model for row in seen["rows"].values() for model in row["models"]})
+    yield from (
+        f"In {', '.join(models)}, a fifth of the stash kept, each beside a plain twin; disk faults "
+        "at the first, the middle and the last write or read of a step. *Must end in*: what the "
+        "step with the fault has to come to. *Right bits after*: the step again and the one after "
+        "it, loss, gradients and weights. *Left*: at the end, against before. "
+        f"{num_right} of {num_runs} runs of a fault in a model were as they must be.",
+        "",
+        *table(["fault", "must end in", *_COUNTED.values()], body),
         "",
     )
 

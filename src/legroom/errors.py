@@ -290,6 +290,7 @@ class TierSpaceError(TierError):
         folder: Where it is.
         wanted_bytes: What was to be set aside, beside what is already.
         free_bytes: What there is.
+        label: The tensor that there is no room for; empty where it is for several.
     """
 
     def __init__(
@@ -300,15 +301,30 @@ class TierSpaceError(TierError):
         free_bytes: int,
         reason: str = "",
         tier: str = "disk",
+        label: str = "",
     ) -> None:
         self.folder, self.wanted_bytes, self.free_bytes = folder, wanted_bytes, free_bytes
+        self.label, self._reason, self._tier = label, reason, tier
         super().__init__(
             f"the {tier} tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
-            f"{folder!r}, where {_in_mib(free_bytes)} are free"
+            f"{folder!r}"
+            + (f" for {label!r}" if label else "")
+            + f", where {_in_mib(free_bytes)} are free"
             + (f": {reason}" if reason else "")
             + ".\n  try: make room there, "
             + ("another folder (folder=, or LEGROOM_DISK), " if tier == "disk" else "")
             + "a smaller batch, or a larger budget"
+        )
+
+    def for_tensor(self, label: str) -> TierSpaceError:
+        """The same, of one tensor."""
+        return TierSpaceError(
+            folder=self.folder,
+            wanted_bytes=self.wanted_bytes,
+            free_bytes=self.free_bytes,
+            reason=self._reason,
+            tier=self._tier,
+            label=label,
         )
 
 

@@ -236,6 +236,7 @@ class Fitted:
         self._num_overflows: Counter[CallKey | None] = Counter()
         self._latest: PlannedKind | None = None
         self._is_busy = False
+        self._num_failed_backwards = guard.num_failed
         self._left_plain: Counter[str] = Counter()
         self._hooks = contextlib.ExitStack()
         self._is_installed = False
@@ -308,6 +309,8 @@ class Fitted:
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
         kind = self._plans.get(key)
+        if kind is not None and kind.is_stale:
+            self.compile_again(kind.step_plan)
         is_due = kind is not None and kind.is_due(self._options.check_every)
         has_seen_zeros = kind is not None and kind.end_density_watch()
         if kind is None or not kind.is_checked or is_due or has_seen_zeros:
@@ -329,6 +332,9 @@ class Fitted:
         self._is_busy = True
         try:
             output = kind.call(*args, **kwargs)
+        except BaseException:
+            watch.close()  # what it leaves behind until it is forgotten is no part of a step
+            raise
         finally:
             self._is_busy = False
         if kind.unplanned and self._num_strays[key] < MOST_REPLANS:
@@ -439,6 +445,9 @@ class Fitted:
             self._watch = StepWatch(devices[0] if devices else torch.device("cpu"))
             self._step_ends = StepEnds(self._watch, self._find_optimizers())
             self._hooks.callback(self._step_ends.close)
+        if self._num_failed_backwards != guard.num_failed:
+            self._num_failed_backwards = guard.num_failed
+            self._watch.close()  # PyTorch keeps what it had not come to until the next one
         if self._step_ends is not None:
             self._step_ends.call_begins(guard.num_backwards)
         return self._watch
@@ -473,12 +482,17 @@ class Fitted:
         )
 
     def compile_again(self, step_plan: StepPlan) -> None:
-        """A plan has changed: every kind of call under it must follow."""
-        for kind in self._plans.values():
-            if kind.step_plan is step_plan:
-                kind.forget()
-                kind.call = self.compile(step_plan)
-                kind.measure_anew()
+        """A plan has changed: every kind of call under it must follow.
+
+        Raises:
+            TierSpaceError: See `PlannedKind.compile`.
+        """
+        kinds = [kind for kind in self._plans.values() if kind.step_plan is step_plan]
+        for kind in kinds:
+            kind.is_stale = True
+        for kind in kinds:
+            kind.compile(self)
+            kind.measure_anew()
 
     def reserve(self, num_bytes: int) -> None:
         """Keep so much of the latest plan's budget free for what is not the step's; plan again.

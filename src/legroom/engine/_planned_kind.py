@@ -7,7 +7,8 @@ that is an error.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
 
 from legroom import variants
 from legroom.engine._allocator import close_holes
@@ -34,6 +35,7 @@ class PlannedKind:
 
     Attributes:
         key: What calls it was planned for; None where the plan is that of a larger kind.
+        is_stale: Whether the plan has changed and could not be compiled: there was no room for it.
         is_checked: Whether it is known how far its gradients are off, or they are exact.
         density_watch: What watches its first call; see Note [Density].
         num_calls: How often it was called.
@@ -42,7 +44,7 @@ class PlannedKind:
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
         self.step_plan = step_plan
         self.key = key
-        self.is_checked = False
+        self.is_stale = self.is_checked = False
         self.density_watch: DensityWatch | None = None
         self.num_calls = 0
         self._owner = weakref.proxy(owner)
@@ -76,16 +78,29 @@ class PlannedKind:
 
     def follow_plan(self, owner: Fitted) -> None:
         """The plan has changed: compile it, for every kind of call under it."""
-        self.forget()
-        self.call = owner.compile(self.step_plan)
+        self.compile(owner)
         owner.compile_again(self.step_plan)
+
+    def compile(self, owner: Fitted) -> None:
+        """Call what the plan says from now on; what fails is tried again by the next call.
+
+        Raises:
+            TierSpaceError: There is no room for what the plan holds elsewhere.
+        """
+        self.is_stale = True
+        self._replace_call(owner.compile(self.step_plan))
+        self.is_stale = False
+
+    def _replace_call(self, call: Callable[..., Any]) -> None:
+        self.forget()
+        self.call = call
 
     def watch_density(self, owner: Fitted) -> None:
         """Have the first call watched, where that can pay."""
         self.density_watch = density_watch(self, self.step_plan.options)
         if self.density_watch is not None:
-            self.forget()
-            self.call = owner.compile(self.step_plan, witness=self.density_watch.witness)
+            witness = self.density_watch.witness
+            self._replace_call(owner.compile(self.step_plan, witness=witness))
 
     def end_density_watch(self) -> bool:
         """Look no more; whether the first call was watched, and showed tensors with many zeros."""

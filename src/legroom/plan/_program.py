@@ -58,6 +58,7 @@ class Encoded:
         move: Name of the way that moves it, encoded or as it is; empty where it stays.
         settled_before: The node of forward before which it has left; None: right after it was put,
             empty: a node of backward, which has an instruction for it.
+        label: What plans and errors call it.
     """
 
     node: str
@@ -66,6 +67,7 @@ class Encoded:
     about: tuple[Any, ...] = ()
     move: str = ""
     settled_before: str | None = None
+    label: str = ""
 
 
 @final
@@ -140,6 +142,7 @@ def _encoded(
             about=option.saving.about,
             move=option.move,
             settled_before=_forward_node(operations, settled),
+            label=problem.graph.tensors[candidate.tensor].name,
         )
         where = made.node, made.place
         if where not in found[op.piece] or calls.get(op.piece) == op.call:

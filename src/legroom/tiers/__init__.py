@@ -52,6 +52,8 @@ _lock = threading.RLock()
 def current(name: str) -> AbstractTier:
     """The tier of that name which the process uses; opened when it is first asked for.
 
+    In a forked child, and where it was closed, a new one takes its place, in the same folder.
+
     Raises:
         UnknownNameError: There is none.
         TierError: It cannot be opened.
@@ -60,7 +62,7 @@ def current(name: str) -> AbstractTier:
     with _lock:
         found = _current.get(name)
         if found is None or not found.is_usable:
-            found = _current[name] = kind.open()
+            found = _current[name] = kind.open() if found is None else found.open_again()
         return found
 
 
@@ -74,7 +76,7 @@ def set_folder(folder: str | os.PathLike[str]) -> None:
 
     Raises:
         UsageError: It is in another one, and holds something there.
-        TierError: There can be none in that folder.
+        TierError: There can be none in that folder. Everything is as it was.
     """
     wanted = os.path.realpath(folder)
     with _lock:
@@ -88,8 +90,10 @@ def set_folder(folder: str | os.PathLike[str]) -> None:
                     f"folder {wanted!r} was asked for, but tensors are held on the disk in "
                     f"{where!r}; use one folder for all models of a process"
                 )
+        fresh = Disk.open(wanted)
+        if before is not None and before.is_usable:
             before.close()
-        _current[Disk.name] = Disk.open(wanted)
+        _current[Disk.name] = fresh
 
 
 @contextlib.contextmanager

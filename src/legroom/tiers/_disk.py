@@ -150,6 +150,20 @@ class Disk(AbstractTier):
         file = SystemFile.open(chosen, direct=direct)
         return cls(file, threads=threads, synchronous=synchronous)
 
+    def open_again(self) -> Disk:
+        """One with a new file in the same folder: in a child process of a fork, or after closing.
+
+        Raises:
+            TierError: The folder is not there any more.
+        """
+        return Disk.open(
+            self.folder,
+            threads=self._num_threads or 1,
+            synchronous=not self._num_threads,
+            direct=None if self.is_direct else False,
+            allow_tmpfs=True,
+        )
+
     @property
     def folder(self) -> Path:
         """Where its file is."""
@@ -167,11 +181,14 @@ class Disk(AbstractTier):
 
     def describe(self) -> dict[str, str]:
         """Where it is and how it works."""
-        number = os.stat(self.folder).st_dev
+        device = ""
+        with contextlib.suppress(OSError):  # somebody has removed the folder; the file is there
+            number = os.stat(self.folder).st_dev
+            device = f"{os.major(number)}:{os.minor(number)}"
         return {
             "where": str(self.folder),
             "file_system": file_system_of(self.folder),
-            "device": f"{os.major(number)}:{os.minor(number)}",
+            "device": device,
             "access": "direct" if self.is_direct else "page cache",
             "threads": str(self._num_threads) if self._num_threads else "none",
         }
@@ -209,7 +226,7 @@ class Disk(AbstractTier):
         """Wait until the bytes have left, and let the tensor go; a new ticket."""
         number, slot, claim = self._find(ticket)
         if slot.write is not None:
-            self._engine.wait(slot.write)
+            self._engine.wait(slot.write, what=named(slot.label))
         slot.source = None
         self._unsettled.pop(number, None)
         self._raise_failure(slot)
@@ -240,7 +257,7 @@ class Disk(AbstractTier):
             self._raise_failure(slot)
             read = self._start_reading(slot)
             assert read is not None, "bug in legroom: nothing to read"
-            self._engine.wait_after(slot.write, read)
+            self._engine.wait_after(slot.write, read, what=named(slot.label))
             self._raise_failure(slot)
             with self._engine.lock:
                 destination = slot.destination if slot.read is read else None
@@ -308,12 +325,18 @@ class Disk(AbstractTier):
         offset = self._extents.find(slot.place_bytes)
         end = offset + slot.place_bytes
         if end > self._file_bytes:
-            try:
-                self._grow_to(max(end, self._file_bytes + _GROWTH_BYTES))
-            except TierSpaceError:
-                self._grow_to(end)
+            self._grow_for(slot, end)
         slot.offset = offset
         self._extents.take(offset, slot.place_bytes)
+
+    def _grow_for(self, slot: _Slot, end: int) -> None:
+        with contextlib.suppress(TierSpaceError):
+            self._grow_to(max(end, self._file_bytes + _GROWTH_BYTES))
+            return
+        try:
+            self._grow_to(end)
+        except TierSpaceError as error:
+            raise error.for_tensor(slot.label) from error.__cause__
 
     def _grow_to(self, num_bytes: int) -> None:
         if num_bytes > self._file_bytes:

@@ -13,15 +13,21 @@ In goes a transfer; whoever needs it to have ended waits for it here.
 # 4. One lock guards every state. It may be taken again by the thread that has it, since finalizers
 #    of tickets run anywhere; they change nothing that a call in between relies on. It is held for
 #    microseconds, never during a transfer.
-# 5. An exception in a thread belongs to its transfer; the thread goes on.
-# 6. Without threads, a transfer is carried out when it is submitted. If that is interrupted, it
+# 5. A system that does not answer is waited for as long as it takes, and that is said once. Whoever
+#    waits looks up every second: a signal that comes right before a wait does not end it.
+# 6. An exception in a thread belongs to its transfer; the thread goes on. Where there are no
+#    threads to be had, or no memory for them, that is an error of the transfer that wanted them.
+# 7. Without threads, a transfer is carried out when it is submitted. If that is interrupted, it
 #    starts anew when somebody waits for it.
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import logging
+import math
 import threading
+import time
 from typing import final
 
 from legroom.errors import TierError
@@ -36,6 +42,11 @@ AWAITED, READ, WRITE = range(3)
 _CLOSING_SECONDS = 10.0
 """A thread that takes longer is left behind, with what it is at."""
 _PAUSING_SECONDS = 2.0
+_LOOKING_UP_SECONDS = 1.0
+_LATE_SECONDS = 30.0
+"""After so long it is said that the system does not answer."""
+
+_log = logging.getLogger("legroom")
 
 
 @final
@@ -81,20 +92,32 @@ class Engine:
         if not self._num_threads:
             self._carry_out_here(transfer)
 
-    def wait(self, transfer: Transfer) -> None:
-        """Until it has ended, well or not. An interruption changes nothing."""
+    def wait(self, transfer: Transfer, *, what: str = "a tensor") -> None:
+        """Until it has ended, well or not. An interruption changes nothing.
+
+        Args:
+            what: Is waited for, in a message where that takes long.
+        """
         if not self._num_threads:
             self._carry_out_here(transfer)
             return
+        late_s = time.monotonic() + _LATE_SECONDS
         with self.lock:
             self._hurry(transfer)
             while not transfer.is_done:
-                self._done.wait()
+                self._done.wait(_LOOKING_UP_SECONDS)
+                if not transfer.is_done and time.monotonic() > late_s:
+                    late_s = math.inf
+                    verb = "written" if transfer.is_write else "read"
+                    _log.warning(
+                        "the disk in %r has not answered for %g s: %s is being %s",
+                        *(str(self._file.folder), _LATE_SECONDS, what, verb),
+                    )
 
-    def wait_after(self, write: Transfer, read: Transfer) -> None:
+    def wait_after(self, write: Transfer, read: Transfer, *, what: str = "a tensor") -> None:
         """Until both have; see Note [Order of transfers], rule 2."""
-        self.wait(write)
-        self.wait(read)
+        self.wait(write, what=what)
+        self.wait(read, what=what)
 
     def close(self) -> bool:
         """Stop: what has not begun never does. Whether all threads have ended."""
@@ -141,7 +164,11 @@ class Engine:
             return
         if not self._num_threads:
             return
-        self._start_threads()
+        try:
+            self._start_threads()
+        except TierError as error:
+            transfer.stop(error)
+            return
         heapq.heappush(self._queue, (transfer.priority, next(self._places), transfer))
         self._work.notify_all()
 
@@ -160,22 +187,19 @@ class Engine:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         while len(self._threads) < self._num_threads:
             name = f"legroom-tier-{len(self._threads)}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._threads.append(thread)
             try:
+                buffer = Buffer(self._chunk_bytes)
+                thread = threading.Thread(target=self._run, args=(buffer,), name=name, daemon=True)
+                self._threads.append(thread)
                 thread.start()
-            except RuntimeError as error:
-                self._threads.remove(thread)
+            except (OSError, RuntimeError, MemoryError) as error:
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
                 if not self._threads:
-                    raise TierError(
-                        f"the system gives a tier no thread: {error}.\n"
-                        "  try: fewer threads elsewhere, or synchronous=True"
-                    ) from error
+                    raise TierError(f"the system gives the tier no thread: {error}") from error
                 return
 
-    def _run(self) -> None:
+    def _run(self, buffer: Buffer) -> None:
         mark_own_thread()
-        buffer = Buffer(self._chunk_bytes)
         while True:
             with self.lock:
                 while (job := self._next()) is None:
@@ -186,7 +210,7 @@ class Engine:
             error = None
             try:
                 carry_out(transfer, chunk, self._file, buffer)
-            except BaseException as raised:  # whatever it is, see rule 5
+            except BaseException as raised:  # whatever it is, see rule 6
                 error = raised
             with self.lock:
                 self._finish(transfer, error)
@@ -226,12 +250,12 @@ class Engine:
             self._enqueue(read)
 
     def _carry_out_here(self, transfer: Transfer) -> None:
-        """See Note [Order of transfers], rule 6."""
+        """See Note [Order of transfers], rule 7."""
         with self.lock:
             if transfer.is_done:
                 return
-            self._own_buffer = self._own_buffer or Buffer(self._chunk_bytes)
             try:
+                self._own_buffer = self._own_buffer or Buffer(self._chunk_bytes)
                 for chunk in range(transfer.num_chunks):
                     carry_out(transfer, chunk, self._file, self._own_buffer)
             except Exception as error:

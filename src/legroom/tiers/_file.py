@@ -180,7 +180,8 @@ class SystemFile(AbstractFile):
 
     def free_bytes(self) -> int:
         """What its file system has left for this user."""
-        found = os.statvfs(self.folder)
+        # Also where somebody has removed the folder.
+        found = os.statvfs(self._descriptor if self._descriptor >= 0 else self.folder)
         return found.f_bavail * found.f_frsize
 
     def close(self) -> None:

@@ -119,6 +119,10 @@ class Host(AbstractTier):
             )
         return cls(Cuda())
 
+    def open_again(self) -> Host:
+        """A new one, for the same devices."""
+        return Host(self._accelerator)
+
     @property
     def is_usable(self) -> bool:
         """Whether it is neither closed nor another process's."""

@@ -71,6 +71,14 @@ class AbstractTier(abc.ABC):
             TierError: There can be none here.
         """
 
+    @abc.abstractmethod
+    def open_again(self) -> AbstractTier:
+        """A new one with this one's options, which cannot be used any more.
+
+        Raises:
+            TierError: There can be none.
+        """
+
     @property
     @abc.abstractmethod
     def is_usable(self) -> bool:

@@ -104,3 +104,20 @@ def test_the_engine_theme_shows_every_part_and_what_failed():
         assert part in text
     assert text.count("it broke") == 4
     assert "out of memory" in text
+
+
+def test_the_move_theme_counts_faults():
+    seen = {
+        **dict.fromkeys(("injected", "raised", "named_tensor", "named_tier", "unchanged"), 3),
+        **dict.fromkeys(("same", "slots", "threads", "descriptors"), 0),
+        "right_after": 3,
+        "messages": [],
+        "as_it_should": True,
+    }
+    row = {"ends": "an error", "models": {"small": seen, "t5": seen, "opt": {"failed": "broke"}}}
+    text = themes.get("move").write_markdown(
+        {"about": ABOUT, "cases": {}, "singles": {"faults": {"rows": {"file cut": row}}}}
+    )
+    assert "| file cut | an error | 6 | 0 | 6 | 6 | 6 | 6 | 6 | 0 | 0 | 0 |" in text
+    assert "broke" in text
+    assert "2 of 3 runs" in text

@@ -57,3 +57,24 @@ def test_what_was_put_inside_is_gone_outside(tmp_path):
         ticket = disk.put(torch.ones(10))
     with pytest.raises(TierError, match="is closed"):
         disk.get(ticket, (10,), (1,), torch.float32)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_closed_tier_is_opened_again_where_it_was(tmp_path, synchronous):
+    with tiers.use(folder=tmp_path, synchronous=synchronous, threads=3) as disk:
+        disk.close()
+        again = tiers.disk()
+        assert again is not disk
+        assert again.folder == disk.folder
+        x = torch.randn(100)
+        assert same_bits(round_trip(again, x), x)
+        assert again.in_use().num_threads == (0 if synchronous else 3)
+        again.close()
+
+
+def test_a_folder_that_cannot_be_used_changes_nothing(tmp_path):
+    with tiers.use(folder=tmp_path) as disk:
+        with pytest.raises(TierError, match="is not there"):
+            tiers.set_folder(tmp_path / "nowhere")
+        assert tiers.disk() is disk
+        assert disk.is_usable

@@ -7,6 +7,7 @@ import torch
 
 from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.tiers import Disk
+from legroom.tiers._memory import Buffer
 from legroom.tiers._ticket import mark_own_thread
 from tests.unit.tiers.faulty_file import FaultyFile, failing
 from tests.unit.tiers.holding import layout, round_trip, same_bits, used_when_idle
@@ -50,8 +51,11 @@ def test_a_full_disk_is_said_when_putting(open_disk):
     disk = open_disk(limit_bytes=2 * MiB)
     x, y = torch.randn(MiB // 4), torch.randn(MiB // 2)
     ticket = disk.settle(disk.put(x))
-    with pytest.raises(TierSpaceError):
-        disk.put(y)
+    with pytest.raises(TierSpaceError, match=r"MiB more .* for 'h.4', where") as caught:
+        disk.put(y, label="h.4")
+    assert caught.value.label == "h.4"
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    del caught
     assert disk.in_use().num_slots == 1
     assert same_bits(disk.get(ticket, *layout(x)), x)
     del ticket
@@ -280,3 +284,102 @@ def test_threads_of_a_tier_release_nothing(disk):
     thread.join()
     assert len(disk._slots) == 1
     assert disk.in_use().num_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("legroom.tiers._memory.mmap.mmap", OSError(errno.ENOMEM, "Cannot allocate memory")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_no_threads_are_an_error_of_the_tensor(open_disk, monkeypatch, what, error):
+    """Who waits would wait for ever."""
+
+    def refused(*args, **kwargs):
+        raise error
+
+    disk = open_disk()
+    with monkeypatch.context() as patch:
+        patch.setattr(what, refused)
+        ticket = disk.put(torch.ones(1000), label="h.5")
+        with pytest.raises(TierError, match=r"'h.5' .* could not be written .* no thread"):
+            disk.settle(ticket)
+    del ticket
+    x = torch.randn(1000)
+    assert same_bits(round_trip(disk, x), x)
+    assert disk.in_use().num_threads == 2
+
+
+def test_a_thread_that_has_no_memory_leaves_the_others(open_disk, monkeypatch):
+    buffers = [Buffer(4096), OSError(errno.ENOMEM, "Cannot allocate memory")]
+
+    def one_only(chunk_bytes):
+        made = buffers.pop(0)
+        if isinstance(made, OSError):
+            raise made
+        return made
+
+    disk = open_disk(chunk_bytes=4096, faulty=True)
+    x = torch.randn(10_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("legroom.tiers._engine.Buffer", one_only)
+        ticket = disk.put(x)
+        assert disk.in_use().num_threads == 1
+    assert same_bits(disk.get(ticket, *layout(x)), x)
+    assert disk.in_use().num_threads == 2
+
+
+def test_a_synchronous_tier_without_memory_says_so(open_disk, monkeypatch):
+    disk = open_disk(synchronous=True)
+
+    def refused(*args, **kwargs):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("legroom.tiers._memory.mmap.mmap", refused)
+        with pytest.raises(TierError, match=r"'h.6' .* could not be written to tier 'disk'"):
+            disk.settle(disk.put(torch.ones(1000), label="h.6"))
+    x = torch.randn(1000)
+    assert same_bits(round_trip(disk, x), x)
+
+
+def test_a_removed_folder_changes_nothing(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with Disk.open(folder, allow_tmpfs=True).closing() as disk:
+        folder.rmdir()
+        x = torch.randn(1000)
+        assert same_bits(round_trip(disk, x), x)
+        assert disk.free_bytes() > 0
+        assert disk.describe()["where"] == str(folder)
+        with pytest.raises(TierSpaceError):
+            disk.reserve(1 << 60)
+
+
+def test_who_waits_looks_up(open_disk, monkeypatch):
+    """A signal right before a wait does not end it: its exception needs a line of Python."""
+    monkeypatch.setattr("legroom.tiers._engine._LOOKING_UP_SECONDS", 0.01)
+    disk = open_disk(faulty=True)
+    disk.file.gate.clear()
+    ticket = disk.put(torch.ones(1000))
+    done = disk._engine._done
+    waits = []
+
+    class Interrupted:
+        def wait(self, timeout=None):
+            assert timeout is not None, "nobody would ever look up"
+            waits.append(timeout)
+            if len(waits) == 3:
+                raise KeyboardInterrupt
+            return done.wait(timeout)
+
+        def __getattr__(self, name):
+            return getattr(done, name)
+
+    disk._engine._done = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        disk.settle(ticket)
+    disk._engine._done = done
+    disk.file.gate.set()
+    disk.settle(ticket)

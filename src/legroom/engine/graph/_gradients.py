@@ -43,12 +43,13 @@ class BackwardGuard:
     Attributes:
         accepting: Leaves whose gradients may be delivered in the call that is running, by identity.
         num_backwards: Calls into the engine that went through planned pieces.
+        num_failed: Calls into the engine that ended with an exception.
         is_planning: Whether some target is being planned: calls of the others are part of that.
     """
 
     def __init__(self) -> None:
         self.accepting: frozenset[int] = frozenset()
-        self.num_backwards = 0
+        self.num_backwards = self.num_failed = 0
         self.is_planning = False
         self._num_users = 0
         self._put_aside: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -78,6 +79,9 @@ class BackwardGuard:
         self._put_back()
         try:
             yield
+        except BaseException:
+            self.num_failed += 1
+            raise
         finally:
             self.accepting = before
             self._put_back()

@@ -102,13 +102,14 @@ class _Form:
         way: The encoding; None: the tensor itself is moved.
         about: What the encoding is told beside the tensor.
         move: What moves it; None: it stays on the device.
-        settled_before: See `Encoded`.
+        settled_before, label: See `Encoded`.
     """
 
     way: type[ways.AbstractEncoding] | None
     about: tuple[Any, ...]
     move: type[ways.AbstractMove] | None
     settled_before: str | None
+    label: str
 
     @property
     def name(self) -> str:
@@ -129,8 +130,8 @@ class _Form:
             held.meta["val"] = like = self.encode(like)
         if self.move is not None:
             tier = self.move.tier
-            held = graph.call_function(self.move.put, (held, tier, value.name))
-            held.meta["val"] = self.move.put(like, tier, value.name)
+            held = graph.call_function(self.move.put, (held, tier, self.label))
+            held.meta["val"] = self.move.put(like, tier, self.label)
             if self.settled_before is None:
                 held = self.transfer(graph, held, self.move.settle)
         return held
@@ -222,7 +223,7 @@ class _Splitter:
             if move is not None and not issubclass(move, ways.AbstractMove):
                 raise MismatchError(f"a program moves by {each.move}, which moves nothing")
             node = self._written(each.node, each.place)
-            found[node] = _Form(way, each.about, move, each.settled_before)
+            found[node] = _Form(way, each.about, move, each.settled_before, each.label or node.name)
         return found
 
     def _written(self, name: str, place: int) -> fx.Node:
@@ -365,7 +366,7 @@ class _Splitter:
         held = self._held[node] = self._backward.placeholder(f"{node.name}_{form.name}")
         held.meta["val"] = form.encode(value)
         if form.move is not None:
-            held.meta["val"] = form.move.put(held.meta["val"], form.move.tier, node.name)
+            held.meta["val"] = form.move.put(held.meta["val"], form.move.tier, form.label)
             self._tickets[node] = held
         return held
 
