@@ -93,6 +93,14 @@ class Sign(AbstractEncoding):
     exactness = Exactness.BITWISE
     origin = "Gist (binarize)"
     costs = "a thirty-second of the bytes of float32; a pass in forward, another in backward"
+    when = (
+        "For a ReLU, a leaky ReLU or a hard sigmoid of which backward reads nothing but the "
+        "sign, as in front of a max pooling."
+    )
+    not_with = (
+        "Tensors that anything else reads in backward, such as a linear layer behind the "
+        "ReLU, or that something is made again from."
+    )
     readers_only = True
     put, get = define(
         "sign",
