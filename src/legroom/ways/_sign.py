@@ -94,12 +94,13 @@ class Sign(AbstractEncoding):
     origin = "Gist (binarize)"
     costs = "a thirty-second of the bytes of float32; a pass in forward, another in backward"
     when = (
-        "For a ReLU, a leaky ReLU or a hard sigmoid of which backward reads nothing but the "
-        "sign, as in front of a max pooling."
+        "For a ReLU whose result is added to something, and for what goes into a leaky ReLU or a "
+        "hard sigmoid."
     )
     not_with = (
-        "Tensors that anything else reads in backward, such as a linear layer behind the "
-        "ReLU, or that something is made again from."
+        "Tensors that another gradient is handed: that of a linear layer, a convolution or a "
+        "pooling behind the ReLU, or of operations that are fused with it. Nothing can be made "
+        "again from what comes back."
     )
     readers_only = True
     put, get = define(

@@ -77,7 +77,10 @@ class ResidualBlocks(AbstractPreset):
     origin = "Knowles 2018"
     costs = "the branches of residual connections once more"
     when = "For residual networks and transformers whose blocks are not modules of their own."
-    not_with = "Models in which nothing of the same size is added up."
+    not_with = (
+        "Models in which nothing of the same size is added up, or only together with what is fused "
+        "with it, as the sum behind a dropout is."
+    )
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
