@@ -18,6 +18,7 @@ html_title = f"legroom {__version__}"
 html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
+highlight_language = "text"  # what has no language is a command or its output
 pygments_style = "friendly"
 pygments_dark_style = "native"
 
