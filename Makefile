@@ -14,7 +14,7 @@ FITTING := $(sort $(wildcard tests/unit/engine/test_*.py))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format bench clean
+.PHONY: help setup demo docs test test-slow check format bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,11 @@ demo: $(STAMP)  ## Profile a small real GPT-2, plan, verify and train it in half
 		-m benchmarks.cases.gpt2 --size small --steps 6
 	$(BIN)/python -W ignore examples/side_by_side.py --budget 50% --steps 5
 	@echo "open demo/gpt2.html and demo/plan.html in a browser: they need no network"
+
+docs: $(STAMP)  ## Write what the registry says into docs/, and build the site into build/docs
+	$(BIN)/python docs/pages.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html in a browser: it needs no network"
 
 test: $(STAMP)  ## Run the tests (about 15 minutes on two cores)
 	$(PYTEST) $(METERING:%=--ignore=%) $(CAPTURING:%=--ignore=%) $(FITTING:%=--ignore=%)

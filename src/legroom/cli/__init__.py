@@ -41,7 +41,7 @@ def _group() -> None:
     legroom plan --budget 4GiB train.py      what would fit, at what cost, before training
     legroom run --budget 4GiB train.py       the unmodified script, within the budget
     legroom verify --budget 4GiB train.py    the same steps plain and fitted, compared bit for bit
-    legroom ways                             everything that a plan can use
+    legroom ways                             everything that a plan can use; NAME: one in full
     legroom tiers                            where bytes can be moved, and how fast that is here
     legroom show profile.json                what a command saved, again
     """

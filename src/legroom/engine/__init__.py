@@ -14,7 +14,7 @@ from legroom.engine._verification import SCHEMA as VERIFY_SCHEMA
 from legroom.engine._verification import Difference, ErrorFigures, Verification
 from legroom.engine._verify import verify
 from legroom.engine._verify_script import check_steps, verify_script
-from legroom.engine.graph import choose_executor
+from legroom.engine.graph import choose_executor, executors_without
 from legroom.engine.hooks import Offloading, offload
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "check_steps",
     "choose_executor",
     "compile_backend",
+    "executors_without",
     "fit",
     "fit_script",
     "offload",

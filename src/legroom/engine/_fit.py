@@ -197,10 +197,10 @@ def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
 
 @final
 class Fitted:
-    """A target whose calls are planned; see Note [Fitted calls].
+    """The handle that `fit` returns: what was planned, what was measured, and the way back.
 
-    Attributes:
-        plan: The plan that the latest call was made under; None before the first.
+    Of a function, call the handle instead of the function; a module is called as before. See Note
+    [Fitted calls] in the source.
     """
 
     def __init__(  # noqa: PLR0913 - `fit` explains them
@@ -247,7 +247,7 @@ class Fitted:
 
     @property
     def plan(self) -> Any:
-        """The plan that the latest call was made under; None before the first."""
+        """The `Plan` that the latest call was made under; None before the first."""
         return None if self._latest is None else self._latest.step_plan.plan
 
     def report(self) -> RunReport:
@@ -261,7 +261,7 @@ class Fitted:
         return self._latest.report(self)
 
     def undo(self) -> None:
-        """Leave the target as it was. Safe to call twice."""
+        """Leave the target as it was; its calls are plain again. Safe to call twice."""
         if self._is_installed and self._is_module:
             set_call(self._module, self._call_before)
         self._is_installed = False

@@ -20,6 +20,9 @@ class RunReport:
     """What was planned for a training step and what was measured.
 
     Attributes:
+        budget_bytes: Upper bound on the peak, as it was resolved for this step.
+        plain_peak_bytes: Predicted peak of the step as it is.
+        predicted_peak_bytes: Of the planned step.
         measured_peak_bytes: The highest peak of the measured steps; None before the first ended.
         resident_peak_bytes: How much the process grew in them; None where that cannot be told.
         step_ms: Median time of a step that was not measured; None before there were some.
@@ -27,6 +30,9 @@ class RunReport:
         replans: How often a measurement above the budget led to another plan.
         ways: For each way: how many tensors, and how many bytes they would hold.
         not_planned: What runs as it is, and why.
+        added_ms: Predicted time that the plan adds to a step.
+        preset: The candidate that won: a recipe of the literature, or a solver.
+        exactness: Of what the plan uses.
         gradient_error: How far a lossy plan's gradients are off on the first batch: norm of the
             difference over the norm; None where nothing lossy is used.
         rewrites: Names of the rewrites that changed the graphs that run.

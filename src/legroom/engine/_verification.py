@@ -62,6 +62,7 @@ class Verification:
 
     Attributes:
         target: What was run.
+        equal: The answer; the truth value of the result as well.
         exactness: What was asked for, and is judged by.
         tolerance: The largest relative error that counts as equal; 0: the same bits.
         steps: Training steps that were compared.

@@ -175,7 +175,9 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One training step: bytes, times, and where both come from.
+    """One training step: bytes, times, and where both come from; saved as `legroom.profile/1`.
+
+    `docs/profile-format.md` describes every field.
 
     Attributes:
         peak_bytes: The most that the allocator had handed out at once.
@@ -188,6 +190,15 @@ class Profile:
         largest_stash_bytes: The stash at its own largest.
         is_complete: False if the script failed or was interrupted within the step.
         sources: Text of the files in `lines`, by name.
+        steps: Peak and time of every recorded step; all else is of the one with the highest peak.
+        phases: Forward, loss, backward, optimizer and what lies between, in order.
+        timeline: The books at about 1,000 moments, the peak among them.
+        lines: What each source line costs, heaviest first.
+        modules: The same by module, without the modules inside it.
+        operations: The same by operation, line and module.
+        tensors: Storages, those alive at the peak first, with who keeps them and why.
+        findings: Hidden consumers of memory, largest first.
+        limits: What was not observed.
     """
 
     schema: str

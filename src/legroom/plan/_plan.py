@@ -73,11 +73,17 @@ class Plan:
     """A way for each tensor, with the peak and the time that the simulator predicts.
 
     Attributes:
+        budget_bytes: Upper bound on the peak.
+        predicted_peak_bytes: The peak, as the simulator predicts it.
         added_ms: Predicted time that the plan adds to a step.
         bound_ms: No plan within the budget, of the enabled ways and in this order of operations,
             adds less than this.
         gap: (added − bound) / (plain step time + bound).
         preset: Which candidate won: a preset of the literature, or `"milp"`, `"greedy"`.
+        decisions: What happens to each tensor that backward needs.
+        alive_at_peak: What stands in the way of a lower peak, largest first.
+        exactness: Of what the plan uses.
+        solve_s: How long solving for this budget took.
         order: `"captured"`, or `"memory"` where backward's operations were put in another order.
         variants: Operations of backward with another formula than PyTorch's: node and variant.
         timeline: Bytes alive after operations, some hundreds of points: position, bytes.

@@ -12,12 +12,13 @@ from legroom.report._show import print_report, show
 from legroom.report._text import print_profile
 from legroom.report._tiers_text import TierRow, print_tiers, tiers_data
 from legroom.report._verify_text import print_verification
-from legroom.report._ways_text import print_ways, ways_data
+from legroom.report._ways_text import facts_of, print_way, print_ways, way_data, ways_data
 
 __all__ = [
     "Reportable",
     "TierRow",
     "data_of",
+    "facts_of",
     "load_report",
     "print_plan",
     "print_profile",
@@ -27,10 +28,12 @@ __all__ = [
     "print_run_plan",
     "print_tiers",
     "print_verification",
+    "print_way",
     "print_ways",
     "render_html",
     "show",
     "tiers_data",
+    "way_data",
     "ways_data",
     "write_html",
 ]

@@ -47,7 +47,11 @@ def render_html(value: Reportable) -> str:
 
 
 def write_html(value: Reportable, path: str | Path) -> None:
-    """Write the page of a profile or a plan.
+    """Write the page of a profile or a plan: one file of about 1 MiB that opens without network.
+
+    Args:
+        value: What `legroom.profile` or `legroom.plan` returned.
+        path: The file; what is there is written over.
 
     Raises:
         OutputError: The file cannot be written.

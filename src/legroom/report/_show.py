@@ -18,6 +18,7 @@ def show(value: Reportable, *, height_px: int = 900) -> None:
     """Show a profile or a plan where the user is: a page in a notebook, else tables on stdout.
 
     Args:
+        value: What `legroom.profile` or `legroom.plan` returned.
         height_px: Height of the page in a notebook.
     """
     if _in_notebook():

@@ -65,6 +65,12 @@ class ChunkedMLP(AbstractRewrite):
     exactness = Exactness.ROUNDING
     origin = "chunked feed-forward layers (Reformer, Liger)"
     costs = "the first of the layers once more in backward; only where no plan fits without"
+    when = "For the wide layers of transformers, where nothing else makes the step fit."
+    not_with = (
+        "A dropout between the layers that draws numbers, a middle that somebody else reads "
+        "or that is narrower than what goes in, autocast, fewer than 512 rows, and gradients "
+        "of gradients."
+    )
     costs_time = True
 
     @classmethod

@@ -32,6 +32,14 @@ class LossWithoutLogits(AbstractRewrite):
     exactness = Exactness.ROUNDING
     origin = "chunked losses (Liger, cut cross entropy)"
     costs = "the last layer's forward once more, in tiles that fit the cache"
+    when = (
+        "For language models and others with many classes. Fit a function that returns the "
+        "loss alone, and the logits are never there."
+    )
+    not_with = (
+        "Targets that are probabilities, logits below 1 MiB, and logits that anything else "
+        "than the loss computes with. A model that returns its logits keeps them once."
+    )
 
     @classmethod
     def apply(cls, graph: fx.GraphModule) -> list[str]:

@@ -22,6 +22,8 @@ class ReluFromInput(AbstractVariant):
     exactness = Exactness.BITWISE
     origin = "Gist, Echo (gradients from whichever of input and output is kept)"
     costs = "nothing"
+    when = "Where backward reads a ReLU's input anyway, so that its output need not be there."
+    not_with = "ReLUs whose output another operation of backward reads: it is there then."
 
     @classmethod
     def reads(cls, operation: OperationInfo, graph: Graph) -> tuple[int, ...] | None:

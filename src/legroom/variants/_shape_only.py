@@ -32,6 +32,11 @@ class ShapeOnly(AbstractVariant):
     exactness = Exactness.BITWISE
     origin = "Gist (pooling keeps its indices), Echo (FIgnoreInputs)"
     costs = "nothing"
+    when = "For max and average poolings over two and three dimensions."
+    not_with = (
+        "Inputs that do not lie contiguously (channels last): their memory is taken for as "
+        "long as the gradient is computed."
+    )
 
     @classmethod
     def reads(cls, operation: OperationInfo, graph: Graph) -> tuple[int, ...] | None:

@@ -26,6 +26,13 @@ class SpelledOut(AbstractRewrite):
     exactness = Exactness.ROUNDING
     origin = "Tempo, torch.compile's fusions"
     costs = "nothing: one operation instead of about eight"
+    when = (
+        "For models that write their activation as a formula, as `gelu_new` of Hugging Face's"
+        " GPT-2 does."
+    )
+    not_with = (
+        "Functions other than GELU, SiLU and Mish, and functions of two tensors, such as gates."
+    )
 
     @classmethod
     def apply(cls, graph: fx.GraphModule) -> list[str]:

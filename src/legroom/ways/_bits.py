@@ -56,6 +56,8 @@ class Bits(AbstractEncoding):
     exactness = Exactness.BITWISE
     origin = "Gist (binarize), Tempo"
     costs = "an eighth of the bytes; a pass over them in forward, another in backward"
+    when = "For the masks of dropouts, comparisons and `torch.where`."
+    not_with = "Masks of floating-point numbers: they are numbers like any other."
     put, get = define("bits", _put, _get, num_held=lambda value: num_packed(value.numel()))
 
     @classmethod

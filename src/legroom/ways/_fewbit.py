@@ -262,6 +262,14 @@ class _AbstractFewBit(AbstractEncoding):
 
     exactness = Exactness.LOSSY
     origin = "few-bit backward (Novikov et al. 2023)"
+    when = (
+        "For inputs of activations (GELU, SiLU, Mish, softplus, tanh, …) that backward reads "
+        "for nothing but the activation's gradient."
+    )
+    not_with = (
+        "Tensors that anything but the gradients of one activation reads, or that something "
+        "is made again from; masks and whole numbers."
+    )
     readers_only = True
     num_bits: ClassVar[int]
 

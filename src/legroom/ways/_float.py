@@ -123,6 +123,8 @@ class BFloat16(_AbstractFloat):
     summary = "hold numbers as bfloat16: the range of float32, two or three decimal digits"
     origin = "Gist (delayed precision reduction)"
     costs = "half the bytes of float32; each off by at most one part in 256"
+    when = "The first lossy way to try: it takes numbers of any size."
+    not_with = "Tensors that have no more bits already, as under autocast; masks and whole numbers."
     error = 0.0017
     num_bits = 16
     put, get = _define("bfloat16", torch.bfloat16)
@@ -136,6 +138,14 @@ class Float16(_AbstractFloat):
     summary = "hold numbers as float16: three decimal digits, up to 65504"
     origin = "Gist (delayed precision reduction)"
     costs = "half the bytes of float32; each off by at most one part in 2048"
+    when = (
+        "Where numbers are below 65504, which those of most activations are: it has three "
+        "more bits of precision than `bfloat16`, in the same bytes."
+    )
+    not_with = (
+        "Tensors that have no more bits already, as under autocast; masks and whole numbers. "
+        "Larger numbers become 65504."
+    )
     error = 0.00021
     num_bits = 16
     put, get = _define("float16", torch.float16)
@@ -149,6 +159,11 @@ class Float10(_AbstractFloat):
     summary = "hold numbers with ten bits: one and a half decimal digits, up to 63488"
     origin = "Gist (10-bit floating point)"
     costs = "under a third of the bytes of float32; each off by at most one part in 32"
+    when = "Between 16 and 8 bits, where gradients are off too far with 8."
+    not_with = (
+        "Tensors that have no more bits already, as under autocast; masks and whole numbers. "
+        "Larger numbers become 63488."
+    )
     error = 0.0133
     num_bits = 10
     put, get = define(
@@ -167,6 +182,11 @@ class Float8Wide(_AbstractFloat):
     summary = "hold numbers with eight bits, five of exponent and two of fraction"
     origin = "Gist (8-bit floating point)"
     costs = "a quarter of the bytes of float32; each off by at most one part in 8"
+    when = "A quarter of the bytes where numbers differ in size by many orders."
+    not_with = (
+        "Tensors that have no more bits already, as under autocast; masks and whole numbers. "
+        "Larger numbers become 57344."
+    )
     error = 0.053
     num_bits = 8
     put, get = _define("float8_e5m2", torch.float8_e5m2)
@@ -180,6 +200,11 @@ class Float8Fine(_AbstractFloat):
     summary = "hold numbers with eight bits, four of exponent and three of fraction, up to 448"
     origin = "Gist (8-bit floating point)"
     costs = "a quarter of the bytes of float32; each off by at most one part in 16"
+    when = "A quarter of the bytes where numbers are below 448; twice as exact as `float8-e5m2`."
+    not_with = (
+        "Tensors that have no more bits already, as under autocast; masks and whole numbers. "
+        "Larger numbers become 448, infinities what is not a number."
+    )
     error = 0.027
     num_bits = 8
     put, get = _define("float8_e4m3", torch.float8_e4m3fn)

@@ -17,6 +17,8 @@ class Hold(AbstractWay):
     exactness = Exactness.BITWISE
     origin = "plain PyTorch"
     costs = "its bytes, no time"
+    when = "Always part of a plan: whatever no other way applies to, or is worth it for, is held."
+    not_with = "Nothing; it cannot be left out."
 
     @classmethod
     def estimate(

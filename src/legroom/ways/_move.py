@@ -189,6 +189,14 @@ class Disk(AbstractMove):
     exactness = Exactness.BITWISE
     origin = "vDNN, SuperNeurons, swapping, ZeRO-Infinity (there: host memory or NVMe)"
     costs = "what of the transfer is not hidden, and the processor's share in it; on request only"
+    when = (
+        "Where the lowest budget is too high without it, or where running again costs more "
+        "than the disk: `legroom tiers` and `legroom plan` tell."
+    )
+    not_with = (
+        "`legroom plan --device`, because the disk of another machine is not known, and "
+        "tensors below 64 KiB."
+    )
     tier = "disk"
 
     @classmethod

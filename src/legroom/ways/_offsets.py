@@ -145,6 +145,14 @@ class Offsets(AbstractEncoding):
     exactness = Exactness.BITWISE
     origin = "Gist (pooling indices)"
     costs = "4 to 16 times fewer bytes; some passes over them in forward and in backward"
+    when = (
+        "For max poolings, and for maxima, sorts and the like along a dimension: PyTorch "
+        "keeps 64 bits for each index."
+    )
+    not_with = (
+        "Indices that the program hands in (of lookups and gathers), and those that need more"
+        " than 16 bits."
+    )
     is_flat = False
     put, get = define(
         "offsets",

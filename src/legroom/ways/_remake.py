@@ -17,6 +17,11 @@ class Remake(AbstractWay):
     exactness = Exactness.BITWISE
     origin = "Chen 2016, Checkmate, Echo, Knowles 2018, Gruslys 2016"
     costs = "the producer's time once more; no bytes"
+    when = "For tensors that take little time for their bytes: results of norms, activations, sums."
+    not_with = (
+        "Random operations (`replay` runs those again) and operations that write into older "
+        "tensors. Each operation runs again at most once in a step."
+    )
 
     @classmethod
     def estimate(

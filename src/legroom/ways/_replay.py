@@ -20,6 +20,10 @@ class Replay(AbstractWay):
     exactness = Exactness.BITWISE
     origin = "torch.utils.checkpoint (preserve_rng_state), functorch's run_with_rng_state"
     costs = "the producer's time once more; 5 KiB for the generator's state"
+    when = (
+        "For what a random operation draws in forward: the mask of a dropout, noise that is added."
+    )
+    not_with = "Operations that are not random, and random ones that write into older tensors."
 
     @classmethod
     def estimate(

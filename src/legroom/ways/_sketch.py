@@ -95,6 +95,15 @@ class Sketch(AbstractEncoding):
     exactness = Exactness.LOSSY
     origin = "randomized matrix multiplication (few-bit backward, linear layers)"
     costs = "a quarter of the bytes of float32; right on average, and extremely noisy"
+    when = (
+        "For experiments with operands of matrix products and convolutions, where gradients "
+        "of weights may be extremely noisy. Name it: beside `float8-e4m3`, which is as small "
+        "and far more exact, plans leave it out."
+    )
+    not_with = (
+        "Tensors that anything but matrix products and gradients of convolutions reads, or "
+        "that something is made again from."
+    )
     error = 2.0
     readers_only = True
     put, get = define("sketch", _put, _get, num_held=lambda value: _num_held(value.numel()))

@@ -151,6 +151,12 @@ class Sparse(AbstractEncoding):
     exactness = Exactness.BITWISE
     origin = "Gist (sparse storage, dense compute), compressing DMA"
     costs = "bytes as many as are not zero, measured on the first batch; some slow passes"
+    when = (
+        "For results of ReLUs and dropouts that a later layer reads, if what is held stays "
+        "below 85 % of the tensor. The first call counts the zeros and the second is planned "
+        "with them, where a plan adds time at all."
+    )
+    not_with = "`legroom plan`, which sees shapes and no numbers, and tensors of whole numbers."
     put, get = define("sparse", _put, _get, about=", float share", num_held=_num_held)
 
     @classmethod

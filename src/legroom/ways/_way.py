@@ -104,6 +104,8 @@ class AbstractTechnique(abc.ABC):
         exactness: How close to plain PyTorch its results are.
         origin: Where it comes from: systems of the literature.
         costs: What it costs, in a clause.
+        when: What it is for, in sentences.
+        not_with: What it does not apply to and does not combine with, in sentences.
         error: How far off a lossy one is: norm of the difference over the norm, of numbers that are
             normally distributed. 0 for what is not lossy.
     """
@@ -113,6 +115,8 @@ class AbstractTechnique(abc.ABC):
     exactness: ClassVar[Exactness]
     origin: ClassVar[str]
     costs: ClassVar[str]
+    when: ClassVar[str] = ""
+    not_with: ClassVar[str] = ""
     error: ClassVar[float] = 0.0
 
 

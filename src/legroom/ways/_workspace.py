@@ -50,6 +50,11 @@ class Workspace(AbstractEncoding):
     exactness = Exactness.BITWISE
     origin = "legroom (what oneDNN keeps is mostly room for backward to work in)"
     costs = "a copy of what is held, in forward and in backward"
+    when = "For LSTMs on a CPU, of which oneDNN keeps a workspace for each layer and direction."
+    not_with = (
+        "GRUs and plain RNNs, and a oneDNN whose workspace is laid out in another way: that "
+        "is tried once in each process, and then the workspace is held whole."
+    )
     readers_only = True
     is_flat = False
     put, get = define(

@@ -318,7 +318,7 @@ def test_ways_are_listed_as_json(run):
     data = json.loads(out)
     assert [each["name"] for each in data["ways"]] == list(ways.names())
     assert [each["name"] for each in data["variants"]] == list(variants.names())
-    assert {"name", "summary", "exactness", "costs", "origin"} == set(data["ways"][0])
+    assert {"name", "summary", "exactness", "costs", "origin"} <= set(data["ways"][0])
 
 
 def test_help_teaches_with_examples(run):

@@ -1,6 +1,11 @@
 """Runs captured graphs as a plan says: forward keeps, backward gives back."""
 
-from legroom.engine.graph._executors import Eager, Executor, choose_executor
+from legroom.engine.graph._executors import (
+    Eager,
+    Executor,
+    choose_executor,
+    executors_without,
+)
 from legroom.engine.graph._gradients import guard, is_distributed
 from legroom.engine.graph._planned_call import PlannedCall, Probe, Witness
 
@@ -11,6 +16,7 @@ __all__ = [
     "Probe",
     "Witness",
     "choose_executor",
+    "executors_without",
     "guard",
     "is_distributed",
 ]

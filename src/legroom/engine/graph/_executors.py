@@ -123,6 +123,11 @@ def names() -> tuple[str, ...]:
     return tuple(_EXECUTORS)
 
 
+def executors_without(*ways: str) -> tuple[str, ...]:
+    """Names of the executors that cannot carry out one of these ways."""
+    return tuple(each.name for each in _EXECUTORS.values() if {*ways} & {*each.without})
+
+
 def choose_executor(name: str, exactness: str) -> Executor:
     """The executor of that name.
 

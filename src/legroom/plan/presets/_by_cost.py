@@ -29,6 +29,13 @@ class SaveAll(AbstractPreset):
     name = "save-all"
     summary = "keep everything that backward reads"
     origin = "AOTAutograd's default partition"
+    costs = "its bytes, no time"
+    when = (
+        "To see what the captured step needs when nothing is run again: fused operations and "
+        "other formulas alone."
+    )
+    not_with = "Nothing."
+    uses = ("hold",)
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -43,6 +50,11 @@ class MinCut(AbstractPreset):
     name = "min-cut"
     summary = "keep the fewest bytes from which cheap operations remake the rest"
     origin = "torch.compile's min-cut partitioner"
+    costs = "cheap operations once more"
+    when = "To compare with `torch.compile`, which does this by itself."
+    not_with = (
+        "Matrix products, convolutions, attention and random operations, which it never runs again."
+    )
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -57,6 +69,14 @@ class Echo(AbstractPreset):
     name = "echo"
     summary = "run cheap operations again, a group together, where it releases more than it keeps"
     origin = "Echo 2020"
+    costs = "cheap operations once more, where that releases more bytes than it keeps"
+    when = (
+        "For recurrent networks and attention written out, with many small operations on the "
+        "same tensors."
+    )
+    not_with = (
+        "Matrix products, convolutions, attention and random operations, which it never runs again."
+    )
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -87,6 +107,9 @@ class Tempo(AbstractPreset):
     name = "tempo"
     summary = "of activations, norms and dropouts keep the input (and mask), remake the output"
     origin = "Tempo 2022 (there, the output is kept and the input worked out from it)"
+    costs = "activations, norms and dropouts once more"
+    when = "For transformers: of what they keep, what takes the least time to make again."
+    not_with = "Models without GELU, SiLU, layer norms and dropouts."
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:

@@ -35,6 +35,13 @@ class VDNN(AbstractPreset):
     name = "vdnn"
     summary = "hold elsewhere all that backward reads, or only the inputs of convolutions"
     origin = "vDNN 2016 (all, and conv only)"
+    costs = "what of the transfers is not hidden"
+    when = (
+        "For convolutional networks and a fast disk. The first form moves all that backward "
+        "reads, the second only the inputs of convolutions."
+    )
+    not_with = "Plans without `disk=`."
+    uses = ("disk",)
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -53,6 +60,10 @@ class Swap(AbstractPreset):
     name = "swap"
     summary = "hold elsewhere what backward reads last, as long as nothing waits for it"
     origin = "swapping in TensorFlow (Meng 2017, TFLMS 2018)"
+    costs = "the processor's share in the transfers"
+    when = "For a disk that is slow: only as much leaves as comes back in time."
+    not_with = "Plans without `disk=`."
+    uses = ("disk",)
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -78,6 +89,13 @@ class SuperNeurons(AbstractPreset):
     name = "superneurons"
     summary = "hold elsewhere what takes long to compute, run the rest again"
     origin = "SuperNeurons 2018"
+    costs = "what of the transfers is not hidden, and cheap operations once more"
+    when = (
+        "For convolutional networks and a fast disk: results of convolutions and matrix "
+        "products leave, everything else is run again."
+    )
+    not_with = "Plans without `disk=`."
+    uses = ("disk", "remake")
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:

@@ -20,6 +20,10 @@ class _AbstractEncoded(AbstractPreset):
 
     forms: ClassVar[tuple[tuple[str, ...], ...]]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.uses = tuple(dict.fromkeys(name for names in cls.forms for name in names))
+
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
         """One for each list of forms that changes anything."""
@@ -55,6 +59,12 @@ class Gist(_AbstractEncoded):
     name = "gist"
     summary = "keep everything that backward reads, masks with a bit, indices with a few"
     origin = "Gist 2018, lossless"
+    costs = "passes over masks and indices; nothing is run again"
+    when = (
+        "For networks of convolutions, ReLUs and poolings, and for dropouts: less memory "
+        "with the same bits, and nothing is run again."
+    )
+    not_with = "Models without masks, indices, ReLUs or many zeros."
     forms = (
         ("bits", "sign", "offsets", "sparse"),
         ("offsets", "sign", "bits"),
@@ -70,6 +80,12 @@ class GistLossy(_AbstractEncoded):
     name = "gist-lossy"
     summary = "masks with a bit for each element, numbers with 16, 10 or 8 bits"
     origin = "Gist 2018, delayed precision reduction"
+    costs = "passes over everything that is kept; nothing is run again"
+    when = (
+        "Half to a quarter of the bytes of everything that backward reads, where gradients "
+        "may be a little off."
+    )
+    not_with = "Exactness `bitwise` and `rounding`."
     forms = (
         ("bits", "sign", "offsets", "float16"),
         ("bits", "sign", "offsets", "float10"),
@@ -84,6 +100,9 @@ class FewBit(_AbstractEncoded):
     name = "fewbit"
     summary = "keep everything that backward reads, inputs of activations with 4 bits or fewer"
     origin = "few-bit backward 2023"
+    costs = "passes over the inputs of activations; nothing is run again"
+    when = "For transformers with GELU or SiLU, where gradients may be a little off."
+    not_with = "Exactness `bitwise` and `rounding`; models without such activations."
     forms = (("fewbit4",), ("fewbit3",), ("fewbit2",), ("fewbit1",))
 
 
@@ -94,6 +113,12 @@ class ActNN(_AbstractEncoded):
     name = "actnn"
     summary = "masks with a bit for each element, numbers as integers of 2, 4 or 8 bits"
     origin = "ActNN 2021, the same bits for all tensors (its level L2)"
+    costs = "passes over everything that is kept; nothing is run again"
+    when = (
+        "An eighth of the bytes or less of everything that backward reads, where gradients "
+        "may be noisy but are right on average."
+    )
+    not_with = "Exactness `bitwise` and `rounding`."
     forms = (
         ("bits", "sign", "integer2"),
         ("bits", "sign", "integer4"),

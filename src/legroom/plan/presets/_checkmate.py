@@ -22,6 +22,12 @@ class Checkmate(AbstractPreset):
     name = "checkmate"
     summary = "round the relaxation at 0.9 of half of the memory, the best of nine thresholds"
     origin = "Checkmate 2020 (two-phase LP rounding)"
+    costs = "what the rounded relaxation runs again"
+    when = (
+        "To compare with Checkmate's approximation. Three budgets are rounded: 50, 75 and 35 "
+        "% of what the step needs with everything held."
+    )
+    not_with = "Nothing."
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:

@@ -10,8 +10,10 @@ import abc
 from collections.abc import Iterator
 from typing import ClassVar
 
+from legroom import ways
 from legroom.plan._problem import Choice
 from legroom.plan._search import Search
+from legroom.ways import Exactness
 
 
 class AbstractPreset(abc.ABC):
@@ -21,11 +23,24 @@ class AbstractPreset(abc.ABC):
         name: As in tables and `legroom plan`'s output.
         summary: What it keeps, in a clause.
         origin: Where it comes from.
+        costs: What it costs, in a clause.
+        when: What it is for, in sentences.
+        not_with: What it does not apply to, in sentences.
+        uses: Names of the ways that it is made of; without them it does not apply.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     origin: ClassVar[str]
+    costs: ClassVar[str] = ""
+    when: ClassVar[str] = ""
+    not_with: ClassVar[str] = ""
+    uses: ClassVar[tuple[str, ...]] = ("remake", "replay")
+
+    @classmethod
+    def exactness(cls) -> Exactness:
+        """What must be allowed for it: that of the least exact way that it uses."""
+        return max((ways.get(name).exactness for name in cls.uses), key=list(Exactness).index)
 
     @classmethod
     @abc.abstractmethod

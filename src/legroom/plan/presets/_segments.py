@@ -26,6 +26,12 @@ class PerBlock(AbstractPreset):
     name = "per-block"
     summary = "keep the inputs of each repeated block, run the block again"
     origin = "torch.utils.checkpoint, gradient_checkpointing_enable()"
+    costs = "forward of every block once more"
+    when = (
+        "To compare with checkpointing by hand. A search reaches the same peak for less time "
+        "on the workloads of README."
+    )
+    not_with = "Models without repeated blocks."
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -42,6 +48,9 @@ class Sqrt(AbstractPreset):
     name = "sqrt"
     summary = "keep what crosses √N cuts, run each segment again"
     origin = "Chen et al. 2016"
+    costs = "almost all of forward once more"
+    when = "For deep chains, where the inputs of all blocks together are too much."
+    not_with = "Nothing."
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -66,6 +75,12 @@ class ResidualBlocks(AbstractPreset):
     name = "residual-blocks"
     summary = "keep the sums of residual connections, run the branches again"
     origin = "Knowles 2018"
+    costs = "the branches of residual connections once more"
+    when = "For residual networks and transformers whose blocks are not modules of their own."
+    not_with = (
+        "Models in which nothing of the same size is added up, or only together with what is fused "
+        "with it, as the sum behind a dropout is."
+    )
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -87,6 +102,12 @@ class TimeSteps(AbstractPreset):
     name = "bptt"
     summary = "keep an RNN's state every few time steps, run the steps between again"
     origin = "Gruslys et al. 2016 (one level of it)"
+    costs = "the time steps between once more"
+    when = "For recurrent networks whose time steps are written out in Python."
+    not_with = (
+        "`nn.LSTM`, which is one operation for each layer and direction, and networks of "
+        "fewer than 8 time steps."
+    )
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
@@ -105,6 +126,12 @@ class Separators(AbstractPreset):
     name = "separators"
     summary = "keep what crosses the narrowest cuts through forward, run the parts between again"
     origin = "Kumar et al. 2019 (tree decompositions), as cuts of the order of operations"
+    costs = "the parts between the cuts once more"
+    when = (
+        "For networks with skip connections and branches (U-Nets), where blocks are no good "
+        "places to cut."
+    )
+    not_with = "Nothing."
 
     @classmethod
     def choices(cls, search: Search) -> Iterator[Choice]:
