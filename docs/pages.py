@@ -71,8 +71,8 @@ def _how(each):
         )
     if each["name"] == "hold":
         return "It is there without being named."
-    if each["name"] == "disk":
-        return "Beside all other ways. `--with disk` uses nothing but the disk, and `hold`."
+    if not each["left_out"]:
+        return f"Beside all other ways. `--with {each['name']}` uses nothing but it, and `hold`."
     argument, option = each["left_out"].split(", ")
     return (
         f"So nothing but this is used, and `hold`; name several to use all of them. `{argument}` "

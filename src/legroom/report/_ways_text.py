@@ -121,9 +121,9 @@ def _describe(entry: type[AbstractTechnique]) -> dict[str, Any]:
     kind, used = _use_of(entry)
     arguments, options = _exactness_of(entry.exactness)
     argument, option = f'ways=["{entry.name}"]', f"--with {entry.name}"
-    if entry is ways.Disk:
-        argument, option = "disk=True", "--disk FOLDER"
-    can_leave = entry not in (ways.Hold, ways.Disk)
+    can_leave = entry is not ways.Hold
+    if issubclass(entry, ways.AbstractMove):
+        argument, option, can_leave = entry.argument, entry.option, False
     return {
         "name": entry.name,
         "kind": kind,

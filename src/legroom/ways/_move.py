@@ -97,9 +97,12 @@ class AbstractMove(AbstractWay):
 
     Attributes:
         tier: Its name, as in `legroom tiers`.
+        argument, option: How it is asked for, in Python and in a terminal.
     """
 
     tier: ClassVar[str]
+    argument: ClassVar[str]
+    option: ClassVar[str]
     is_on_request = True
     put: ClassVar[Any] = torch.ops.legroom.tier_put.default
     settle: ClassVar[Any] = torch.ops.legroom.tier_settle.default
@@ -172,7 +175,13 @@ class Host(AbstractMove):
     exactness = Exactness.BITWISE
     origin = "vDNN, SuperNeurons, Capuchin, swapping in TensorFlow"
     costs = "what of the copies is not hidden, and host memory; on request only; not tried on CUDA"
+    when = (
+        "Where a model on an accelerator needs less of its memory than holding and running again "
+        "reach, or where its link to the host is faster than running again."
+    )
+    not_with = "Models on the CPU, whose memory it is already, and tensors below 64 KiB."
     tier = "host"
+    argument, option = "host=True", "--host"
 
     @classmethod
     def is_for(cls, device: str) -> bool:
@@ -198,6 +207,7 @@ class Disk(AbstractMove):
         "tensors below 64 KiB."
     )
     tier = "disk"
+    argument, option = "disk=True", "--disk FOLDER"
 
     @classmethod
     def is_for(cls, device: str) -> bool:
