@@ -7,7 +7,7 @@ import torch
 from legroom.errors import TierError
 from legroom.meter import TierSpeed, tier_speed
 from legroom.meter import _tier_speed as module
-from legroom.meter._tier_speed import _line_through
+from legroom.meter._tier_speed import _line_through, _slowdown
 from legroom.tiers import Disk
 
 
@@ -48,6 +48,22 @@ def test_every_figure_is_measured(cache, disk):
     assert (used.num_slots, used.in_flight_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("cores_taken", "num_threads", "num_cores", "expected"),
+    [
+        (0.5, 1, 2, 1.0),  # a core is idle
+        (0.5, 2, 2, 1.25),
+        (1.5, 1, 2, 1.5),  # one of them is idle
+        (0.5, 4, 2, 1.125),  # no more than what moving takes
+        (0.0, 2, 2, 1.0),
+    ],
+)
+def test_computing_is_slowed_down_where_no_core_is_idle(
+    cores_taken, num_threads, num_cores, expected
+):
+    assert _slowdown(cores_taken, num_threads, num_cores) == pytest.approx(expected)
+
+
 def test_moving_takes_latency_and_bytes():
     speed = TierSpeed(1e6, 2e6, 0.5, 0.25, 0.5e6, 1e6, 1.0, 2.0, 1.1)
     assert speed.put_ms(10**6, computing=False) == 1.5
@@ -79,7 +95,7 @@ def test_a_damaged_cache_is_measured_anew(cache, disk, content):
     (path,) = cache.iterdir()
     path.write_text(content)
     assert tier_speed(disk).bytes_per_ms_get > 0
-    assert json.loads(path.read_text())["schema"] == "legroom.tier_speed/1"
+    assert json.loads(path.read_text())["schema"] == module._SCHEMA
 
 
 def test_impossible_figures_are_measured_anew(cache, disk):
