@@ -18,17 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from benchmarks import cases, peers, themes
 from benchmarks.processes import ROOT, answer_of
+from benchmarks.progress import Told
 from benchmarks.store import FOLDER, Store, fingerprint
 from benchmarks.themes import Run, Theme
 from legroom.errors import UnknownNameError
@@ -111,29 +104,24 @@ def _save(theme: Theme, result: dict[str, Any], stem: Path) -> None:
 def _measure(theme: Theme, names: tuple[str, ...], run: Run) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {name: {} for name in names}
     singles: dict[str, Any] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     each = theme.num_parts(run) if theme.measure else len(theme.case_parts)
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task("", total=len(names) * each + len(theme.single_parts))
+    with Told(theme.name, total=len(names) * each + len(theme.single_parts)) as told:
         for number, name in enumerate(names):
             if theme.measure is not None:
 
                 def tell(what: str, done: int, total: int, before: int = number * each) -> None:
                     del total
-                    text = f"{theme.name}, {what}"
-                    progress.update(task, description=text, completed=before + done)
+                    told.done(what, before + done)
 
                 (part,) = theme.case_parts
                 rows[name][part] = theme.measure(name, replace(run, on_progress=tell))
                 continue
-            for part in theme.case_parts:
-                progress.update(task, description=f"{theme.name}, {name}: {part}")
+            for place, part in enumerate(theme.case_parts):
                 rows[name][part] = _answer(theme, run.store, name, part)
-                progress.advance(task)
-        for part in theme.single_parts:
-            progress.update(task, description=f"{theme.name}: {part}")
+                told.done(f"{name}: {part}", number * each + place + 1)
+        for place, part in enumerate(theme.single_parts):
             singles[part] = _answer(theme, run.store, part)
-            progress.advance(task)
+            told.done(part, len(names) * each + place + 1)
     return {"cases": rows, **({"singles": singles} if singles else {})}
 
 

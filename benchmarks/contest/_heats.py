@@ -21,7 +21,6 @@ LINE: tuple[Setting, ...] = (
     {"budget": "floor"},
 )
 """Shares of plain's activations, beside the state, where legroom's line is drawn."""
-QUICK_LINE: tuple[Setting, ...] = ({"activations": "100%"}, {"activations": "50%"})
 LINE_OPTIONS: tuple[Mapping[str, Any], ...] = (
     {"exactness": "bitwise", "executor": "eager"},
     {"exactness": "bitwise", "executor": "eager", "disk": True},
@@ -62,7 +61,8 @@ def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
     """The heats of a case.
 
     Args:
-        names: Of the peers that take part; plain always does, legroom's line if it is named.
+        names: Of the peers that take part; plain always does. If legroom is named, its line is
+            drawn as well, but not in a quick run.
         most_live: How many processes may be alive at once.
     """
     chosen = [name for name in peers.names() if name in set(names)]
@@ -72,8 +72,8 @@ def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
         entries = [Entry(name, each) for name in group for each in _settings(name, quick=quick)]
         for number, part in enumerate(_chunks(entries, max(1, (most_live - 1) // 2)), start=1):
             heats.append(Heat(f"{key} {number}", tuple(part), peers.get(part[0].peer).rival))
-    if OURS in chosen:
-        heats += _line_heats(quick=quick, most_live=most_live)
+    if OURS in chosen and not quick:
+        heats += _line_heats(most_live=most_live)
     return heats
 
 
@@ -104,10 +104,9 @@ def _grouped(names: list[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _line_heats(*, quick: bool, most_live: int) -> Iterable[Heat]:
-    for options in LINE_OPTIONS[:1] if quick else LINE_OPTIONS:
-        levels = QUICK_LINE if quick else LINE
-        entries = [Entry(OURS, {**level, **options}) for level in levels]
+def _line_heats(*, most_live: int) -> Iterable[Heat]:
+    for options in LINE_OPTIONS:
+        entries = [Entry(OURS, {**level, **options}) for level in LINE]
         for number, part in enumerate(_chunks(entries, most_live - 1), start=1):
             yield Heat(f"line {terms_of(options)} {number}", tuple(part), None)
 

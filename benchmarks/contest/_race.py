@@ -21,7 +21,7 @@ SAME_PEAK = 0.01
 """Peaks that are this close, as a share, are met by the same row of legroom's: at the lower."""
 
 OnDone = Callable[[str], None]
-Start = Callable[[], Worker]
+Start = Callable[..., Worker]
 
 
 @dataclass
@@ -85,10 +85,10 @@ def run_heat(
 
     Args:
         on_done: Told of each contestant that is prepared and each round that is over.
-        start: Makes a contestant's process.
+        start: Makes a contestant's process, given further variables of its environment.
     """
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-        field_ = _Field(stack, options, Path(folder) / "plain.pt", on_done, start)
+        field_ = _Field(stack, options, Path(folder), on_done, start)
         rows = [field_.prepare(Entry(PLAIN, {}))]
         rows += [field_.prepare(entry) for entry in heat.entries]
         if heat.rival is not None:
@@ -134,18 +134,19 @@ class _Field:
         self,
         stack: contextlib.ExitStack,
         options: HeatOptions,
-        plain_file: Path,
+        folder: Path,
         on_done: OnDone,
         start: Start,
     ) -> None:
-        self._stack, self._options, self._plain_file = stack, options, plain_file
+        self._stack, self._options, self._folder = stack, options, folder
         self._on_done, self._start = on_done, start
         self._workers: dict[int, Worker] = {}
+        self._num_started = 0
 
     def prepare(self, entry: Entry) -> Row:
         """A contestant that has warmed up, or what went wrong."""
         row = Row(entry)
-        worker = self._stack.enter_context(self._start())
+        worker = self._stack.enter_context(self._start(env=self._environment()))
         row.measured = worker.ask(
             "prepare",
             timeout_s=PREPARE_TIMEOUT_S,
@@ -154,7 +155,7 @@ class _Field:
             peer=entry.peer,
             setting=dict(entry.setting),
             threads=self._options.threads,
-            plain_file=str(self._plain_file),
+            plain_file=str(self._folder / "plain.pt"),
         )
         if row.is_ready:
             self._workers[id(row)] = worker
@@ -162,6 +163,16 @@ class _Field:
             worker.close()
         self._on_done(entry.label)
         return row
+
+    def _environment(self) -> dict[str, str]:
+        """Nobody finds what was compiled or timed before, or by another."""
+        self._num_started += 1
+        caches = self._folder / f"caches {self._num_started}"
+        return {
+            "OMP_NUM_THREADS": str(self._options.threads),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "LEGROOM_CACHE_DIR": str(caches / "legroom"),
+        }
 
     def take_turns(self, rows: list[Row]) -> None:
         """Round after round, each time from another contestant on."""

@@ -11,7 +11,6 @@ from benchmarks.fitting import model_to_change
 from benchmarks.peers._peer import (
     BITWISE,
     COMPILED,
-    DEFAULT,
     LOSSY_COMPILED,
     AbstractPeer,
     Entrant,
@@ -19,7 +18,7 @@ from benchmarks.peers._peer import (
 )
 
 _BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.15, 0.1)
-_BUDGET_SETTINGS = tuple({"budget": each} for each in _BUDGETS)
+_EAGER_BUDGETS = (0.5, 0.2, 0.1)
 _FROM_MIB = 1
 """The pass leaves tensors below 100 MiB alone, of which these cases have hardly any."""
 
@@ -32,7 +31,6 @@ class Compiled(AbstractPeer):
     summary = "torch.compile with its defaults (Inductor)"
     exactness = "rounding"
     rival = COMPILED
-    quick_settings = (DEFAULT,)
 
     def apply(self, case: Case, setting: Setting) -> Entrant:
         """Compile in place."""
@@ -49,8 +47,8 @@ class TorchBudget(AbstractPeer):
     summary = "torch.compile with activation_memory_budget"
     exactness = "rounding"
     rival = COMPILED
-    settings = _BUDGET_SETTINGS
-    quick_settings = ({"budget": 0.5}, {"budget": 0.2})
+    settings = tuple({"budget": each} for each in _BUDGETS)
+    quick_settings = ({"budget": 0.2},)
 
     def apply(self, case: Case, setting: Setting) -> Entrant:
         """Set the knob, which holds for the whole process, and compile in place."""
@@ -71,7 +69,7 @@ class TorchBudgetEager(AbstractPeer):
     summary = "activation_memory_budget with eager kernels, called so that memory is freed early"
     exactness = "bitwise"
     rival = BITWISE
-    settings = _BUDGET_SETTINGS
+    settings = tuple({"budget": each} for each in _EAGER_BUDGETS)
 
     def apply(self, case: Case, setting: Setting) -> Entrant:
         """Set the knob and compile in place with a backend that only partitions."""

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.cases import Case
-from benchmarks.peers._peer import LOSSY, AbstractPeer, Entrant, NotForCaseError, Setting
+from benchmarks.peers._peer import BITWISE, AbstractPeer, Entrant, NotForCaseError, Setting
 
 
 class _EightBits(AbstractPeer):
     exactness = "lossy"
-    rival = LOSSY
+    rival = BITWISE  # gradients are exact; the state is not
     module: ClassVar[str]
     """Where its `AdamW8bit` is."""
 

@@ -40,7 +40,6 @@ class Selective(AbstractPeer):
     exactness = "bitwise"
     rival = BITWISE
     settings = ({"keep": "all"}, {"keep": "every other product"})
-    quick_settings = ({"keep": "all"},)
 
     def apply(self, case: Case, setting: Setting) -> Entrant:
         """Wrap the blocks with the policy."""

@@ -33,12 +33,14 @@ def row(*times_ms: float, peak: int = 100, **further: Any) -> dict[str, Any]:
 class Pretender:
     """A worker without a process: a peak for each peer, and what it was asked."""
 
-    asked: list[dict[str, Any]]
+    asked: ClassVar[list[dict[str, Any]]]
+    caches: ClassVar[list[str]]
     peaks: ClassVar = {"plain": 1000, "checkpoint": 400, "chen": 403, "selective": 700}
     fails = ("save-on-cpu",)
 
-    def __init__(self) -> None:
+    def __init__(self, *, env: dict[str, str]) -> None:
         self.peer = ""
+        Pretender.caches.append(env["TORCHINDUCTOR_CACHE_DIR"])
 
     def ask(self, do: str, *, timeout_s: float, **command: Any) -> dict[str, Any]:
         Pretender.asked.append({"do": do, "peer": self.peer, **command})
@@ -73,7 +75,7 @@ def settings_of(peer: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def pretenders() -> type[Pretender]:
-    Pretender.asked = []
+    Pretender.asked, Pretender.caches = [], []
     return Pretender
 
 
@@ -188,6 +190,7 @@ def test_contestants_take_turns(pretenders: type[Pretender]) -> None:
         *("chen", "plain", "checkpoint"),
     ]
     assert all(each.cpu_ms == [1.0] * 3 for each in rows)
+    assert len(set(Pretender.caches)) == 3  # nobody finds what another has compiled
 
 
 def test_lossy_rivals_keep_to_the_error(pretenders: type[Pretender]) -> None:
