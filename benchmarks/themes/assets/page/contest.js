@@ -14,7 +14,7 @@ function drawVerdict() {
   const verdicts = data.cases.flatMap((item) => item.verdicts);
   const count = (outcome) => verdicts.filter((item) => item.outcome === outcome).length;
   byId("verdict-text").append(
-    el("p", {}, `At the same peak legroom is faster than ${count("win")} rows of peers, as fast as ${count("tie")}, slower or above the peak in ${count("loss")}.`),
+    el("p", {}, `At the same peak legroom is faster than ${plural(count("win"), "row")} of peers, as fast as ${count("tie")}, slower or above the peak in ${count("loss")}.`),
   );
   const about = data.about;
   drawFacts([["Measured", `${about.date}, commit ${about.commit}`], ["With", `torch ${about.torch}, Python ${about.python}`], ["On", about.machine], ["Command", about.command]]);
