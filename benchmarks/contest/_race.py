@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peers
 from benchmarks.contest._heats import OURS, PLAIN, Entry, Heat
 from benchmarks.contest._process import Worker
 
@@ -123,6 +124,12 @@ def _rival_setting(near: list[Row], heat: Heat) -> dict[str, Any]:
     return setting
 
 
+def _kind(entry: Entry) -> str:
+    """Whoever compiles: what one does not get compiled, none does. Otherwise the peer itself."""
+    executor = entry.setting.get("executor", peers.get(entry.peer).rival["executor"])
+    return "compiled" if executor == "inductor" else entry.peer
+
+
 def _peak(row: Row) -> int:
     return int(row.measured["peak_bytes"])
 
@@ -142,10 +149,16 @@ class _Field:
         self._on_done, self._start = on_done, start
         self._workers: dict[int, Worker] = {}
         self._num_started = 0
+        self._too_slow: dict[str, str] = {}
 
     def prepare(self, entry: Entry) -> Row:
         """A contestant that has warmed up, or what went wrong."""
         row = Row(entry)
+        slow = self._too_slow.get(_kind(entry))
+        if slow is not None:
+            row.measured = {"status": "not tried", "why": f"{slow} took too long to prepare"}
+            self._on_done(entry.label)
+            return row
         worker = self._stack.enter_context(self._start(env=self._environment()))
         row.measured = worker.ask(
             "prepare",
@@ -161,6 +174,8 @@ class _Field:
             self._workers[id(row)] = worker
         else:
             worker.close()
+        if row.measured["status"] == "timeout":
+            self._too_slow[_kind(entry)] = entry.label
         self._on_done(entry.label)
         return row
 

@@ -32,6 +32,8 @@ PART = "contest"
 QUICK_CASES = ("gpt2", "resnet50", "vit")
 CHECKPOINT_GOAL, BUDGET_GOAL = 0.92, 1.0
 _READY = "ready"
+FEWEST_ROUNDS = 6
+"""Below it no two times enclose the median with 95 %."""
 
 
 def options_of(run: Run) -> ContestOptions:
@@ -70,7 +72,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         f"process of their own with {about.get('threads', 1)} thread, {WARMUP_STEPS} warm-up "
         "steps; the rules are in [the benchmarks' README](../README.md).",
         "",
-        *_summary(judged, rows),
+        *_summary(judged, rows, about.get("rounds", 0)),
         *_tally_by_peer(judged),
         *_tally_by_case(judged),
         *_losses(judged),
@@ -82,15 +84,18 @@ def write_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _summary(judged: dict[str, list[Judged]], rows: dict[str, Any]) -> Iterable[str]:
+def _summary(judged: dict[str, list[Judged]], rows: dict[str, Any], rounds: int) -> Iterable[str]:
     counts = Counter(each.verdict.outcome.value for some in judged.values() for each in some)
     yield (
-        f"{len(rows)} cases, {sum(len(each) for each in rows.values())} rows. At the peak of each "
-        f"peer's row, on its terms (exactness and kind of kernels): legroom is faster in "
+        f"Cases: {len(rows)}, rows: {sum(len(each) for each in rows.values())}. At the peak of "
+        f"each peer's row, on its terms (exactness and kind of kernels): legroom is faster in "
         f"**{counts['win']}**, as fast in **{counts['tie']}**, slower or above the peak in "
         f"**{counts['loss']}**."
     )
     yield ""
+    if rounds < FEWEST_ROUNDS:
+        yield f"Fewer than {FEWEST_ROUNDS} rounds: the verdicts are an impression, no result."
+        yield ""
 
 
 def _tally_by_peer(judged: dict[str, list[Judged]]) -> Iterable[str]:
@@ -118,8 +123,10 @@ def _tally_by_case(judged: dict[str, list[Judged]]) -> Iterable[str]:
     body = []
     for name, some in judged.items():
         counts = Counter(each.verdict.outcome.value for each in some)
-        body.append([name, *(str(counts[key]) for key in ("win", "tie", "loss"))])
-    yield from (*table(["case", "wins", "ties", "losses"], body), "")
+        on_or_below = "–" if not some else "no" if counts["loss"] else "yes"
+        body.append([name, *(str(counts[key]) for key in ("win", "tie", "loss")), on_or_below])
+    head = ["case", "wins", "ties", "losses", "on or below every line"]
+    yield from (*table(head, body), "")
 
 
 def _losses(judged: dict[str, list[Judged]]) -> Iterable[str]:

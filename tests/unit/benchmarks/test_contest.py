@@ -46,6 +46,8 @@ class Pretender:
         Pretender.asked.append({"do": do, "peer": self.peer, **command})
         if do == "prepare":
             self.peer = command["peer"]
+            if self.peer == "torch-budget":
+                return {"status": "timeout", "why": "it took long"}
             if self.peer in self.fails:
                 return {"status": "failed", "why": "it broke"}
             budget = command["setting"].get("budget", 1)
@@ -191,6 +193,19 @@ def test_contestants_take_turns(pretenders: type[Pretender]) -> None:
     ]
     assert all(each.cpu_ms == [1.0] * 3 for each in rows)
     assert len(set(Pretender.caches)) == 3  # nobody finds what another has compiled
+
+
+def test_who_is_too_slow_is_not_tried_again(pretenders: type[Pretender]) -> None:
+    entries = tuple(Entry("torch-budget", {"budget": share}) for share in (0.5, 0.2))
+    compiled = {"exactness": "rounding", "executor": "inductor"}
+    rows = run_heat(Heat("x", (*entries, Entry("checkpoint", {})), compiled), FIELD,
+                    start=pretenders)  # fmt: skip
+    assert [each.measured["status"] for each in rows][:4] == [
+        *("ready", "timeout", "not tried", "ready")
+    ]
+    assert rows[2].measured["why"] == "torch-budget (0.5) took too long to prepare"
+    # Neither does legroom, compiled; it is a row all the same.
+    assert rows[4].measured["status"] == "not tried"
 
 
 def test_lossy_rivals_keep_to_the_error(pretenders: type[Pretender]) -> None:

@@ -106,6 +106,7 @@ def test_tables_have_every_row_and_reason() -> None:
         "faster in **1**, as fast in **0**, slower or above the peak in **2**",
         "| checkpointing every block | 0.846 | ≤ 0.92: met | 1 | gpt2 0.846 |",
         "failed: it broke",
+        "| gpt2 | 1 | 0 | 2 | no |",
         "below floor (lowest 30.0 MiB)",
         "cannot go below 30.0 MiB",
         "same bits",
@@ -114,6 +115,12 @@ def test_tables_have_every_row_and_reason() -> None:
         assert part in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith(" |")
+
+
+def test_few_rounds_are_called_an_impression() -> None:
+    few = {"about": {**ABOUT, "rounds": 2}, "cases": RESULT["cases"]}
+    assert "are an impression, no result" in themes.get("contest").write_markdown(few)
+    assert "are an impression" not in themes.get("contest").write_markdown(RESULT)
 
 
 def test_predictions_are_held_to_measurements() -> None:
