@@ -182,7 +182,7 @@ class _Field:
     def _environment(self) -> dict[str, str]:
         """Nobody finds what was compiled or timed before, or by another."""
         self._num_started += 1
-        caches = self._folder / f"caches {self._num_started}"
+        caches = self._folder / f"caches-{self._num_started}"
         return {
             "OMP_NUM_THREADS": str(self._options.threads),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),

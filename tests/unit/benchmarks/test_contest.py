@@ -193,6 +193,7 @@ def test_contestants_take_turns(pretenders: type[Pretender]) -> None:
     ]
     assert all(each.cpu_ms == [1.0] * 3 for each in rows)
     assert len(set(Pretender.caches)) == 3  # nobody finds what another has compiled
+    assert not any(" " in each for each in Pretender.caches)  # which Inductor's compiler minds
 
 
 def test_who_is_too_slow_is_not_tried_again(pretenders: type[Pretender]) -> None:
