@@ -118,7 +118,7 @@ def _rival_setting(near: list[Row], heat: Heat) -> dict[str, Any]:
     """A lossy rival must keep to the smallest error among those it meets."""
     assert heat.rival is not None, "called for heats with somebody to meet"
     setting = {"budget": _peak(near[0]), **heat.rival}
-    errors = [row.measured["gradient_off"] for row in near]
+    errors = [row.measured.get("gradient_off", 0.0) for row in near]
     if heat.rival["exactness"] == "lossy" and min(errors) > 0:
         setting["max_gradient_error"] = min(errors)
     return setting

@@ -38,6 +38,7 @@ from legroom.meter import PeakGauge
 WARMUP_STEPS = 5
 """legroom measures the first two steps itself, and may plan anew after them."""
 _SEED = 7
+_PLAIN = "plain"
 
 State = dict[str, Any]
 
@@ -83,12 +84,12 @@ def _warm_up(case: Case, command: dict[str, Any]) -> tuple[list[float], dict[str
         loss = case.step()
         times_ms.append(1000 * (time.perf_counter() - started))
         if number == 0:
-            compared = _compare(case, loss, command["plain_file"])
+            compared = _compare(case, loss, command["plain_file"], command["peer"] == _PLAIN)
     return times_ms, compared
 
 
-def _compare(case: Case, loss: torch.Tensor, file: str) -> dict[str, Any]:
-    """Loss and gradients beside plain's; the first to come, which is plain, writes the file."""
+def _compare(case: Case, loss: torch.Tensor, file: str, is_plain: bool) -> dict[str, Any]:
+    """Loss and gradients beside plain's, which writes the file; nothing if it could not run."""
     mine = {
         f"{number}.{name}": param.grad.detach().clone()
         for number, model in enumerate(case.models)
@@ -96,10 +97,10 @@ def _compare(case: Case, loss: torch.Tensor, file: str) -> dict[str, Any]:
         if param.grad is not None
     }
     mine["loss"] = loss.detach().clone()
-    if not os.path.exists(file):
+    if is_plain:
         torch.save(mine, file)
         return difference(mine, mine)
-    return difference(mine, torch.load(file))
+    return difference(mine, torch.load(file)) if os.path.exists(file) else {"num_compared": 0}
 
 
 def difference(mine: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -259,8 +259,7 @@ def _case_section(name: str, answer: dict[str, Any], rows: list[Any]) -> Iterabl
                 f"{statistics.median(row['wall_ms']):.0f}" if row["wall_ms"] else "–",
                 time_against(row, plain),
                 f"{row.get('preparation_s', 0):.0f}",
-                f"{row['loss_off']:.0e}" if row["loss_off"] else "0",
-                _gradients(row),
+                *_differences(row),
             ]
         )
     head = [
@@ -270,11 +269,15 @@ def _case_section(name: str, answer: dict[str, Any], rows: list[Any]) -> Iterabl
     yield from (*table(head, body), "")
 
 
-def _gradients(row: dict[str, Any]) -> str:
+def _differences(row: dict[str, Any]) -> list[str]:
+    """How far loss and gradients are from plain's; unknown where plain could not run."""
+    if not row["num_compared"]:
+        return ["–", "–"]
+    loss = f"{row['loss_off']:.0e}" if row["loss_off"] else "0"
     if row["num_different"] == 0:
-        return "same bits"
+        return [loss, "same bits"]
     missing = f", {row['num_missing']} missing" if row.get("num_missing") else ""
-    return f"{row['gradient_off']:.0e}{missing}"
+    return [loss, f"{row['gradient_off']:.0e}{missing}"]
 
 
 def _colon(why: str) -> str:

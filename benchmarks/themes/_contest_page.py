@@ -53,8 +53,8 @@ def _case_data(name: str, answer: dict[str, Any]) -> dict[str, Any]:
                 "ratio": ratio,
                 "step_ms": statistics.median(row["wall_ms"]),
                 "preparation_s": row.get("preparation_s", 0.0),
-                "gradient_off": row["gradient_off"],
-                "is_same": row["num_different"] == 0,
+                "gradient_off": row.get("gradient_off", 0.0),
+                "is_same": row.get("num_different") == 0,
             }
         )
     verdicts = [

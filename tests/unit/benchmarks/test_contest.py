@@ -244,6 +244,15 @@ def test_worker_prepares_times_and_finishes(
         assert wrong == {"status": "failed", "why": "KeyError: 'nothing'"}
 
 
+def test_without_plain_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cases, "build", build_tiny)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
+    ready = worker_module.prepare({}, {"peer": "checkpoint", "setting": {}, **about})
+    assert (ready["status"], ready["num_compared"]) == ("ready", 0)
+    assert not (tmp_path / "p.pt").exists()
+
+
 def test_worker_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
