@@ -125,8 +125,8 @@ def test_one_slow_round_does_not_decide() -> None:
 
 
 def test_disks_are_judged_by_the_wall() -> None:
-    moved = row(1.0, report={"ways": {"disk": {}}})
-    assert clock_of(row(1.0), moved) == "wall_ms"
+    for way in ("disk", "bits on disk"):
+        assert clock_of(row(1.0), row(1.0, report={"ways": {way: {}}})) == "wall_ms"
     assert clock_of(row(1.0), row(1.0)) == "cpu_ms"
 
 
