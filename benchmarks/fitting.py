@@ -27,11 +27,13 @@ def model_to_change(case: Case) -> nn.Module:
 
 
 def fit_case(case: Case, **options: Any) -> legroom.Fitted:
-    """Fit a case's model, planned from its whole step.
+    """Fit a case's model, planned from its whole step, and begin with the first batch again.
 
-    Planning calls the step four times, after which every case is at its first batch again.
+    Planning calls the step four or five times, which takes as many batches.
     """
-    return legroom.fit(model_to_change(case), step=case.step, **options)
+    handle = legroom.fit(model_to_change(case), step=case.step, **options)
+    case.rewind()
+    return handle
 
 
 def fit_near(case: Case, budget: str | int | None) -> legroom.Fitted:

@@ -91,6 +91,17 @@ def test_a_preset_is_carried_out() -> None:
     assert report["predicted_peak_bytes"] > 0
 
 
+@pytest.mark.parametrize("exactness", ["bitwise", "rounding"])
+def test_fitting_leaves_the_first_batch_next(exactness: str) -> None:
+    # Planning calls the step four times, or five with rewrites: the case has two batches.
+    expected = float.fromhex(plain_losses(has_no_dropout=False)[0])
+    case = build_tiny()
+    setting = {"budget": "100%", "exactness": exactness}
+    entrant = peers.get("legroom")().apply(case, setting)
+    torch.manual_seed(1)
+    assert entrant.case.step().item() == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_of_peers_exist(name: str) -> None:
     assert peers.get(name).preset in presets.names()

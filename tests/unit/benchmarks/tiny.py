@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import nn
 
 from benchmarks.cases import Case
+from benchmarks.cases._case import Batches
 
 NUM_BLOCKS, WIDTH, BATCH = 4, 32, 64
 
@@ -52,7 +51,7 @@ def build_tiny(
     model = Model(has_skips=has_skips, dropout=dropout).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [torch.randn(BATCH, WIDTH) for _ in range(2)]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def step() -> torch.Tensor:
         batch = next(stream)
@@ -71,5 +70,6 @@ def build_tiny(
         loss=lambda: model(batches[0]).square().mean(),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(f"blocks.{number}" for number in range(NUM_BLOCKS)),
     )
