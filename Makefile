@@ -14,7 +14,7 @@ FITTING := $(sort $(wildcard tests/unit/engine/test_*.py))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-slow check format bench clean
+.PHONY: help setup demo docs test test-slow check format bench bench-full bench-peers clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -61,8 +61,18 @@ format: $(STAMP)  ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## Measure legroom on every case, all themes, and write benchmarks/results/
+bench: $(STAMP)  ## Compare legroom with its main peers on three cases (20 minutes on two cores)
+	$(BIN)/python -m benchmarks.run contest --quick
+
+bench-full: $(STAMP)  ## Every theme, every case, every peer (a day or so); goes on where it was interrupted
 	$(BIN)/python -m benchmarks.run all
+
+# Without a version of its own In-Place ABN asks git for one; it is compiled on this machine.
+bench-peers: $(STAMP)  ## Install packages that legroom is compared with where they are there
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		torch torchao==0.18.0 bitsandbytes==0.50.2 setuptools_scm wheel
+	SETUPTOOLS_SCM_PRETEND_VERSION=1.1.0 $(BIN)/pip install --quiet --disable-pip-version-check \
+		-c constraints.txt --no-build-isolation --no-deps inplace-abn==1.1.0
 
 clean:  ## Remove .venv, caches and what the demo wrote
 	rm -rf $(VENV) demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -321,7 +321,17 @@ def build(name: str) -> Case:
         optimizer.step()
         return value.detach()
 
-    return Case(name, "tiny", model, optimizer, step, loss, (model,), (optimizer,))
+    return Case(
+        name,
+        "tiny",
+        model,
+        optimizer,
+        step,
+        loss,
+        models=(model,),
+        optimizers=(optimizer,),
+        rewind=lambda: None,  # there is one batch
+    )
 
 
 def _seed(seed: int) -> None:

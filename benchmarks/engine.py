@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import legroom
 from benchmarks import cases
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
 from benchmarks.exactness import compare_levels, measure_peak
+from benchmarks.fitting import fit_case, fit_near
 from benchmarks.limited import measure_limited_run
+from benchmarks.peers import checkpoint_blocks, eager_partitions
 from benchmarks.processes import answer_of, one_line, print_answer
 from benchmarks.reference import Reference
-from legroom.engine.graph import choose_executor
-from legroom.errors import InfeasibleBudgetError, LegroomError
+from legroom.errors import LegroomError
 
 WARMUP_STEPS = 2
 MEASURED_STEPS = 3
@@ -58,7 +58,6 @@ _ROOM_BYTES = 64 * 1024
 """For what is kept beside what is planned."""
 TORCH_BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.5)
 _SEED = 7
-_CRITIC_CASE = "wgan_gp"
 
 
 # -- the same training within the budget ---------------------------------------------------------
@@ -84,17 +83,6 @@ def _compare_case(name: str, fit: Callable[..., legroom.Fitted]) -> list[dict[st
     return compare_levels(build, fit)
 
 
-def fit_case(case: Case, **options: Any) -> legroom.Fitted:
-    """Fit a case's model; of the GAN the generator, since the critic is differentiated twice.
-
-    Planning calls the step four times, after which every case is at its first batch again.
-    """
-    model = case.model
-    if case.name == _CRITIC_CASE:
-        model = next(each for each in case.models if each is not case.model)
-    return legroom.fit(model, step=case.step, **options)
-
-
 # -- time against plain and against checkpointing by hand ----------------------------------------
 
 
@@ -117,7 +105,7 @@ def measure_speed(name: str) -> dict[str, Any]:
     budgets = {"fitted": peaks.get("checkpoint"), "free": "free", "whole": "100%"}
     for contestant in names:
         if contestant in budgets:
-            handles[contestant] = _fit_near(runs[contestant], budgets[contestant])
+            handles[contestant] = fit_near(runs[contestant], budgets[contestant])
         for _ in range(MEASURED_STEPS):
             runs[contestant].step()
     times = interleaved({each: case.step for each, case in runs.items()})
@@ -128,29 +116,6 @@ def measure_speed(name: str) -> dict[str, Any]:
         if each in runs
     }
     return {"times_ms": times, "peaks": peaks, "reports": reports, "stash": stash}
-
-
-def _fit_near(case: Case, budget: str | int | None) -> legroom.Fitted:
-    """Fit at the budget, or at the floor where that is above it: the table shows both peaks."""
-    try:
-        return fit_case(case, budget=budget)
-    except InfeasibleBudgetError:
-        return fit_case(case, budget="floor")
-
-
-def checkpoint_blocks(case: Case) -> None:
-    """What a person would do: every block under torch.utils.checkpoint."""
-    for path in case.blocks:
-        _checkpoint(case.model.get_submodule(path))
-
-
-def _checkpoint(module: nn.Module) -> None:
-    original = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(original, *args, use_reentrant=False, **kwargs)
-
-    module.forward = forward  # type: ignore[method-assign]
 
 
 def interleaved(
@@ -327,17 +292,8 @@ def _subject(name: str) -> _Subject:
 def _torch_budget_step(subject: _Subject, setting: float) -> Callable[[], None]:
     """The step under torch's own budget, with the same eager kernels and calling convention."""
     import torch._functorch.config
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    executor = choose_executor("eager", "bitwise")
-    backend = aot_autograd(
-        fw_compiler=executor.compile,
-        bw_compiler=executor.compile,
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
-    compiled = torch.compile(subject.model, backend=backend, dynamic=False)
+    compiled = torch.compile(subject.model, backend=eager_partitions(), dynamic=False)
 
     def step() -> None:
         with torch._functorch.config.patch(activation_memory_budget=setting, donated_buffer=False):

@@ -26,8 +26,9 @@ import legroom
 from benchmarks import cases, faults
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
-from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, fit_case, interleaved
+from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, interleaved
 from benchmarks.exactness import compare_levels, measure_peak
+from benchmarks.fitting import fit_case
 from benchmarks.processes import one_line, print_answer
 from legroom import tiers
 from legroom.capture import capture_step

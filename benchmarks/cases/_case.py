@@ -7,13 +7,14 @@ import argparse
 import difflib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
+BatchT = TypeVar("BatchT")
 SizeT = TypeVar("SizeT")
 
 
@@ -23,6 +24,26 @@ class UnknownCaseError(ValueError):
 
 class UnknownSizeError(ValueError):
     """The case has no size of that name."""
+
+
+class Batches(Generic[BatchT]):
+    """The batches of a case, over and over; an iterator that can begin anew."""
+
+    def __init__(self, batches: Sequence[BatchT]) -> None:
+        self._batches = batches
+        self._place = 0
+
+    def __iter__(self) -> "Batches[BatchT]":
+        return self
+
+    def __next__(self) -> BatchT:
+        batch = self._batches[self._place]
+        self._place = (self._place + 1) % len(self._batches)
+        return batch
+
+    def rewind(self) -> None:
+        """Let the first be the next."""
+        self._place = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,7 @@ class Case:
         loss: Forward and loss on one fixed batch, with its graph; backward is left to the caller.
         models: All models, `model` included; copies such as a moving average count.
         optimizers: All optimizers, `optimizer` included.
+        rewind: Makes the first batch the next, after steps that were called to plan or to try.
         blocks: Names, in `model`, of the modules that a person would wrap in
             `torch.utils.checkpoint`; empty where there are none.
     """
@@ -50,6 +72,7 @@ class Case:
     loss: Callable[[], torch.Tensor]
     models: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    rewind: Callable[[], None]
     blocks: tuple[str, ...] = ()
 
 

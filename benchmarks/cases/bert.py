@@ -3,13 +3,12 @@
 `paper` is BERT-large at length 512; `small` is a six-layer one for a CPU.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 MASK_TOKEN = 103  # as in BERT's own vocabulary; words begin after it
 IGNORED_LABEL = -100
@@ -58,7 +57,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
 
     generator = data_generator(seed)
     batches = [draw_batch(shape, generator) for _ in range(4)]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, labels=labels).loss
@@ -81,6 +80,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(*batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(f"bert.encoder.layer.{layer}" for layer in range(shape.num_layers)),
     )
 

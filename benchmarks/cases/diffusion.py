@@ -4,7 +4,6 @@
 has a quarter of the width.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 NUM_NOISE_STEPS = 1000
 
@@ -153,7 +152,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         torch.rand(shape.batch, 3, shape.pixels, shape.pixels, generator=generator) * 2 - 1
         for _ in range(4)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(images: torch.Tensor) -> torch.Tensor:
         noise = torch.randn_like(images)
@@ -180,6 +179,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(batches[0]),
         models=(model, average),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(
             name for name, module in model.named_modules() if isinstance(module, ResBlock)
         ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 NUM_DENSE = 13
 # Distinct values of Criteo-Kaggle's 26 categorical features: 33.8 M rows.
@@ -91,7 +91,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         )
         for _ in range(4)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(
         dense: torch.Tensor, sparse: torch.Tensor, clicked: torch.Tensor
@@ -115,6 +115,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(*batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
     )
 
 

@@ -4,13 +4,12 @@
 `deep` is `small` with 48 layers.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         torch.randint(shape.vocabulary, (shape.batch, shape.length), generator=generator)
         for _ in range(4)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(tokens: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, labels=tokens).loss
@@ -76,6 +75,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(f"transformer.h.{layer}" for layer in range(shape.num_layers)),
     )
 

@@ -3,13 +3,12 @@
 `paper` has NVIDIA's GNMT defaults (4 + 4 layers of 1024, batch 128 x 50); `small` narrows them.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 PADDING = 0
 DROPOUT = 0.2
@@ -138,7 +137,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
 
     generator = data_generator(seed)
     batches = [draw_batch(shape, generator) for _ in range(4)]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(
         source: torch.Tensor, target: torch.Tensor, following: torch.Tensor
@@ -167,6 +166,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(*batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=(
             *(f"encoder.layers.{layer}" for layer in layers),
             *(f"decoder.layers.{layer}" for layer in layers),

@@ -4,13 +4,12 @@ Weights, gradients and optimizer state are most of its memory; `paper` is an eig
 214 M parameters, `small` has half of its layers and half of its width.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         torch.randint(shape.vocabulary, (shape.batch, shape.length), generator=generator)
         for _ in range(4)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(tokens: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, labels=tokens).loss
@@ -80,6 +79,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(f"model.layers.{layer}" for layer in range(shape.num_layers)),
     )
 

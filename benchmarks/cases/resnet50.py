@@ -3,13 +3,12 @@
 `paper` is the 224-pixel ImageNet recipe at batch 64; `small` has the same layers, half as wide.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 DEPTHS = (3, 4, 6, 3)
 NUM_CLASSES = 1000
@@ -56,7 +55,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         )
         for _ in range(2)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model(pixel_values=images, labels=labels).loss
@@ -78,6 +77,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(*batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(
             f"resnet.encoder.stages.{stage}.layers.{layer}"
             for stage, depth in enumerate(DEPTHS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 NUM_CLASSES = 3
 
@@ -118,7 +118,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         )
         for _ in range(2)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(volumes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return dice_and_cross_entropy(model(volumes), labels)
@@ -140,6 +140,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(*batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(
             name for name, module in model.named_modules() if isinstance(module, Down | Up)
         ),

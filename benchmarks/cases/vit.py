@@ -3,13 +3,12 @@
 `paper` is ViT-B/16 at 224 pixels and batch 64; `small` is ViT-Tiny at 192 pixels.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 NUM_CLASSES = 1000
 
@@ -55,7 +54,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         )
         for _ in range(2)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def compute_loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model(pixel_values=images, labels=labels).loss
@@ -78,6 +77,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_loss(*batches[0]),
         models=(model,),
         optimizers=(optimizer,),
+        rewind=stream.rewind,
         blocks=tuple(f"vit.layers.{layer}" for layer in range(shape.num_layers)),
     )
 

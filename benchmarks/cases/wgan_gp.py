@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from benchmarks.cases._case import Case, data_generator, pick_size, run
+from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
 
 NOISE_WIDTH = 128
 PENALTY = 10.0
@@ -106,7 +106,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         torch.rand(shape.batch, 3, shape.pixels, shape.pixels, generator=data) * 2 - 1
         for _ in range(4)
     ]
-    stream = itertools.cycle(batches)
+    stream = Batches(batches)
 
     def draw_pictures() -> torch.Tensor:
         return generator(torch.randn(shape.batch, NOISE_WIDTH, device=batches[0].device))
@@ -141,6 +141,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         loss=lambda: compute_critic_loss(batches[0]),
         models=(critic, generator),
         optimizers=(critic_optimizer, generator_optimizer),
+        rewind=stream.rewind,
     )
 
 

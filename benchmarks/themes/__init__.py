@@ -3,16 +3,17 @@
 To add one: a module that measures, a file here that writes its tables, a line in the tuple.
 """
 
+from benchmarks.themes._contest import CONTEST
 from benchmarks.themes._engine import ENGINE
 from benchmarks.themes._meter import METER
 from benchmarks.themes._move import MOVE
 from benchmarks.themes._plan import PLAN
 from benchmarks.themes._shrink import SHRINK
-from benchmarks.themes._theme import Theme
+from benchmarks.themes._theme import Run, Theme
 
-__all__ = ["Theme", "get", "names"]
+__all__ = ["Run", "Theme", "get", "names"]
 
-_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE, SHRINK, MOVE)
+_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE, SHRINK, MOVE, CONTEST)
 
 
 def names() -> tuple[str, ...]:

@@ -6,6 +6,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.store import Store
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the command line asks for, as far as a theme that measures by itself needs it.
+
+    Attributes:
+        store: What was measured before, and where to put what is measured now.
+        commit: What the code is, as git describes it.
+        quick: Measure the part of it that takes minutes.
+        peers: Who takes part; empty: everybody.
+        rounds: How often each contestant takes its turn; 0: as many as the theme thinks right.
+        threads: Of PyTorch, in each process.
+        on_progress: Told what is done, and how many of how many parts of a case are over.
+    """
+
+    store: Store
+    commit: str = ""
+    quick: bool = False
+    size: str = "small"
+    peers: tuple[str, ...] = ()
+    rounds: int = 0
+    threads: int = 1
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
+
 
 @dataclass(frozen=True)
 class Theme:
@@ -18,7 +44,12 @@ class Theme:
         case_parts: What is measured for each case.
         single_parts: What is measured once.
         about: Settings that the result file states.
+        about_of: Further ones, which depend on the command line.
         write_markdown: The result, `{"about", "cases", "singles"}`, as Markdown.
+        write_page: The same as one HTML page, if it has one.
+        measure: Measures the one part of a case, in processes of its own, in place of `module`.
+        num_parts: How much that is for a case, as its progress counts.
+        quick_cases: Those that a quick run measures; none: there is no quick run.
     """
 
     name: str
@@ -27,3 +58,8 @@ class Theme:
     write_markdown: Callable[[dict[str, Any]], str]
     single_parts: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    about_of: Callable[[Run], Mapping[str, Any]] = lambda run: {}
+    write_page: Callable[[dict[str, Any]], str] | None = None
+    measure: Callable[[str, Run], dict[str, Any]] | None = None
+    num_parts: Callable[[Run], int] = lambda run: 1
+    quick_cases: tuple[str, ...] = ()

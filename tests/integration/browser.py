@@ -76,6 +76,11 @@ class OpenPage:
 def open_page(browser: Any, value: Reportable, path: Path) -> OpenPage:
     """Write the page and open it in a window of its own that reaches no network."""
     write_html(value, path)
+    return open_file(browser, value, path)
+
+
+def open_file(browser: Any, value: Any, path: Path) -> OpenPage:
+    """Open a page that was written."""
     context = browser.new_context(
         viewport={"width": 1360, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )

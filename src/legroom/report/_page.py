@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from legroom.capture import Kind
@@ -28,12 +29,14 @@ class Page:
         sections: Asset with the sections of the page.
         links: Those of them that the bar at the top leads to: id and text.
         program: Parts of the program, in `assets/page/`, in order.
+        folder: Where sections and parts are looked for first; pages outside this package have one.
     """
 
     title: str
     sections: str
     links: tuple[tuple[str, str], ...]
     program: tuple[str, ...]
+    folder: Path | None = None
 
 
 def render_page(page: Page, data: dict[str, Any]) -> str:
@@ -42,21 +45,23 @@ def render_page(page: Page, data: dict[str, Any]) -> str:
         "title": page.title,
         "style": _asset(_STYLE),
         "links": "\n".join(f'      <a href="#{name}">{text}</a>' for name, text in page.links),
-        "sections": _asset(page.sections),
+        "sections": _asset(page.sections, page.folder),
         "data": _json_block(data),
         "charts": _asset(_CHARTS),
-        "program": _program(page.program),
+        "program": _program(page),
     }
     return _fill(_asset("page.html"), parts)
 
 
-def _asset(name: str) -> str:
+def _asset(name: str, folder: Path | None = None) -> str:
+    if folder is not None and (folder / name).exists():
+        return (folder / name).read_text(encoding="utf-8")
     return (resources.files("legroom.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _program(names: tuple[str, ...]) -> str:
+def _program(page: Page) -> str:
     """The page's program: its parts share one scope and leave nothing in the window's."""
-    body = "\n".join(_asset(f"page/{name}.js") for name in names)
+    body = "\n".join(_asset(f"page/{name}.js", page.folder) for name in page.program)
     return f'"use strict";\n(() => {{\n{body}}})();\n'
 
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import cases
 from benchmarks.cases import Case, UnknownCaseError, UnknownSizeError
-from benchmarks.cases._case import run
+from benchmarks.cases._case import Batches, run
 
 # Parameters of the main model in millions, as published, to three digits.
 PUBLISHED_MILLIONS = {
@@ -100,6 +100,13 @@ def test_loss_leaves_backward_to_caller() -> None:
     assert torch.equal(loss, case.loss())
     loss.backward()
     assert all(param.grad is not None for param in case.model.parameters())
+
+
+def test_rewinding_begins_with_the_first_batch() -> None:
+    batches = Batches("abc")
+    assert [next(batches) for _ in range(4)] == list("abca")
+    batches.rewind()
+    assert next(batches) == "a"
 
 
 @pytest.mark.parametrize("name", ["mixtral", pytest.param("lstm_nmt", marks=pytest.mark.slow)])

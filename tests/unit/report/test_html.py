@@ -141,7 +141,7 @@ def test_unwritable_path_raises_output_error(tiny: Profile, tmp_path: Any) -> No
 def test_missing_marker_is_found(tiny: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     original = _page._asset
 
-    def without_charts(name: str) -> str:
+    def without_charts(name: str, folder: object = None) -> str:
         text = original(name)
         return text.replace("@@charts@@", "") if name == "page.html" else text
 

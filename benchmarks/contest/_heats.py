@@ -1,0 +1,117 @@
+"""Who runs with whom: the entries of a case, drawn into heats before anything is measured.
+
+In go the peers that take part; out come heats. In a heat are plain, a few peers that legroom meets
+on the same terms, and legroom at the peak of each of them, which is known once they are prepared.
+Further heats draw legroom's own line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.peers import Setting, label_of
+
+PLAIN, OURS = "plain", "legroom"
+LINE: tuple[Setting, ...] = (
+    *({"activations": f"{share}%"} for share in (100, 70, 50, 35, 25, 15, 8)),
+    {"budget": "floor"},
+)
+"""Shares of plain's activations, beside the state, where legroom's line is drawn."""
+LINE_OPTIONS: tuple[Mapping[str, Any], ...] = (
+    {"exactness": "bitwise", "executor": "eager"},
+    {"exactness": "bitwise", "executor": "eager", "disk": True},
+    {"exactness": "rounding", "executor": "inductor"},
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A peer at a setting."""
+
+    peer: str
+    setting: Setting
+
+    @property
+    def label(self) -> str:
+        """As tables have it."""
+        label = _our_label(self.setting) if self.peer == OURS else label_of(self.setting)
+        return f"{self.peer} ({label})" if label else self.peer
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Entries whose steps are timed in turns, beside plain's.
+
+    Attributes:
+        name: What it is stored under.
+        entries: Without plain, and without legroom at their peaks.
+        rival: Options with which legroom meets each entry; None where there is nobody to meet.
+    """
+
+    name: str
+    entries: tuple[Entry, ...]
+    rival: Mapping[str, Any] | None
+
+
+def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
+    """The heats of a case.
+
+    Args:
+        names: Of the peers that take part; plain always does. If legroom is named, its line is
+            drawn as well, but not in a quick run.
+        most_live: How many processes may be alive at once.
+    """
+    chosen = [name for name in peers.names() if name in set(names)]
+    heats = []
+    met = [name for name in chosen if name not in (PLAIN, OURS) and not peers.get(name).missing()]
+    for key, group in _grouped(met).items():
+        entries = [Entry(name, each) for name in group for each in _settings(name, quick=quick)]
+        for number, part in enumerate(_chunks(entries, max(1, (most_live - 1) // 2)), start=1):
+            heats.append(Heat(f"{key} {number}", tuple(part), peers.get(part[0].peer).rival))
+    if OURS in chosen and not quick:
+        heats += _line_heats(most_live=most_live)
+    return heats
+
+
+def terms_of(rival: Mapping[str, Any]) -> str:
+    """Legroom's options as a word or three: `bitwise`, `rounding inductor`, `bitwise disk`."""
+    words = [rival["exactness"]]
+    words += [rival["executor"]] if rival["executor"] != "eager" else []
+    return " ".join([*words, *(["disk"] if rival.get("disk") else [])])
+
+
+def _our_label(setting: Setting) -> str:
+    """Legroom's budget and terms; with a bound on the error there may be two of the same budget."""
+    budget = setting.get("budget", setting.get("activations"))
+    said = f"{budget / 2**20:.2f} MiB" if isinstance(budget, int) else str(budget)
+    error = setting.get("max_gradient_error")
+    return ", ".join([said, terms_of(setting), *([f"error {error:.1e}"] if error else [])])
+
+
+def _settings(name: str, *, quick: bool) -> tuple[Setting, ...]:
+    peer = peers.get(name)
+    return peer.quick_settings if quick else peer.settings
+
+
+def _grouped(names: list[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(terms_of(peers.get(name).rival), []).append(name)
+    return groups
+
+
+def _line_heats(*, most_live: int) -> Iterable[Heat]:
+    for options in LINE_OPTIONS:
+        entries = [Entry(OURS, {**level, **options}) for level in LINE]
+        for number, part in enumerate(_chunks(entries, most_live - 1), start=1):
+            yield Heat(f"line {terms_of(options)} {number}", tuple(part), None)
+
+
+def _chunks(entries: list[Entry], size: int) -> Iterable[list[Entry]]:
+    numbered = itertools.groupby(enumerate(entries), key=lambda pair: pair[0] // size)
+    for _, group in numbered:
+        yield [entry for _, entry in group]

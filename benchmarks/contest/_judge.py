@@ -1,0 +1,116 @@
+"""Who won: legroom's row against the row of a peer whose peak it was given.
+
+In go the two rows as the result file has them; out comes a verdict. See Note [Verdict].
+"""
+
+# Note [Verdict]
+# 1. First memory: a measured peak above the peer's is a loss, whatever the time. On lossy terms so
+#    are gradients that are further off than the peer's, by more than a tenth: some round at random.
+# 2. Then time: the ratio legroom / peer within each round, of which there is one for each step. The
+#    median of the ratios is the figure; its interval is made of two of the ratios, the ones that
+#    enclose the true median with at least 95 % (for fewer than six rounds: all of them). It needs
+#    no assumption on how times are spread.
+# 3. Win: the whole interval is below 1. Loss: the whole interval is above 1. Otherwise a tie.
+# 4. Processor time is what counts, since other programs on the machine take none of it and all
+#    have the same number of threads. Where either holds tensors on a disk, the wall's clock counts,
+#    since a process that waits uses no processor.
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COVERAGE = 0.95
+SAME_ERROR = 1.1
+
+
+class Outcome(enum.Enum):
+    """How legroom did."""
+
+    WIN = "win"
+    TIE = "tie"
+    LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Legroom against one peer's row.
+
+    Attributes:
+        ratio: Median of legroom's time by the peer's; None if there is none to compare.
+        low: Lower end of the interval of that median.
+        high: Upper end.
+        why: What decided, where it was not time.
+    """
+
+    outcome: Outcome
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+
+
+def judge(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
+    """Legroom's row against a peer's, which trained. See Note [Verdict]."""
+    status = ours.get("status")
+    if status == "below floor":
+        return Verdict(Outcome.LOSS, why=f"cannot go below {_mib(ours['floor_bytes'])}")
+    if status != "ready":
+        return Verdict(Outcome.LOSS, why=f"{status}: {ours.get('why', '')}")
+    ratios = ratios_of(ours, theirs)
+    if not ratios:
+        return Verdict(Outcome.LOSS, why="no times")
+    low, high = interval(ratios)
+    ratio = statistics.median(ratios)
+    if ours["peak_bytes"] > theirs["peak_bytes"]:
+        over = f"peak {_mib(ours['peak_bytes'] - theirs['peak_bytes'])} above"
+        return Verdict(Outcome.LOSS, ratio, low, high, over)
+    if _is_coarser(ours, theirs):
+        why = f"gradients off by {ours['gradient_off']:.1e}, its by {theirs['gradient_off']:.1e}"
+        return Verdict(Outcome.LOSS, ratio, low, high, why)
+    if high < 1:
+        return Verdict(Outcome.WIN, ratio, low, high)
+    return Verdict(Outcome.LOSS if low > 1 else Outcome.TIE, ratio, low, high)
+
+
+def _is_coarser(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    is_lossy = ours.get("setting", {}).get("exactness") == "lossy"
+    mine, other = (row.get("gradient_off", 0.0) for row in (ours, theirs))
+    return is_lossy and mine > SAME_ERROR * other
+
+
+def ratios_of(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
+    """Legroom's time by the peer's, step by step."""
+    clock = clock_of(ours, theirs)
+    return [mine / other for mine, other in zip(ours[clock], theirs[clock], strict=False)]
+
+
+def clock_of(*rows: dict[str, Any]) -> str:
+    """Which times count. See Note [Verdict], rule 4."""
+    ways = [way for row in rows for way in row.get("report", {}).get("ways", {})]
+    moves = any(way.endswith("disk") for way in ways)  # packed there: `bits on disk`
+    return "wall_ms" if moves else "cpu_ms"
+
+
+def interval(values: Sequence[float], coverage: float = COVERAGE) -> tuple[float, float]:
+    """Two of the values that enclose the median of what they were drawn from.
+
+    With `skipped` values left out at either end, the median is missed at one end if at most that
+    many values are on its side of it: P(Binomial(n, 1/2) <= skipped).
+    """
+    ordered, count = sorted(values), len(values)
+    skipped, missed = 0, 1 / 2**count
+    while skipped + 1 <= (count - 1) // 2:
+        missed += math.comb(count, skipped + 1) / 2**count
+        if missed > (1 - coverage) / 2:
+            break
+        skipped += 1
+    return ordered[skipped], ordered[count - 1 - skipped]
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
