@@ -4,7 +4,8 @@ In go the two rows as the result file has them; out comes a verdict. See Note [V
 """
 
 # Note [Verdict]
-# 1. First memory: a measured peak above the peer's is a loss, whatever the time.
+# 1. First memory: a measured peak above the peer's is a loss, whatever the time. On lossy terms so
+#    are gradients that are further off than the peer's, by more than a tenth: some round at random.
 # 2. Then time: the ratio legroom / peer within each round, of which there is one for each step. The
 #    median of the ratios is the figure; its interval is made of two of the ratios, the ones that
 #    enclose the true median with at least 95 % (for fewer than six rounds: all of them). It needs
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 COVERAGE = 0.95
+SAME_ERROR = 1.1
 
 
 class Outcome(enum.Enum):
@@ -54,22 +56,36 @@ class Verdict:
 
 def judge(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
     """Legroom's row against a peer's, which trained. See Note [Verdict]."""
+    ratios = ratios_of(ours, theirs) if ours.get("status") == "ready" else []
+    why = _why_lost(ours, theirs, ratios)
+    if not ratios:
+        return Verdict(Outcome.LOSS, why=why)
+    low, high = interval(ratios)
+    is_loss = bool(why) or low > 1
+    outcome = Outcome.LOSS if is_loss else Outcome.WIN if high < 1 else Outcome.TIE
+    return Verdict(outcome, statistics.median(ratios), low, high, why)
+
+
+def _why_lost(ours: dict[str, Any], theirs: dict[str, Any], ratios: list[float]) -> str:
+    """What is a loss whatever the time; empty if nothing is. See Note [Verdict], rule 1."""
     status = ours.get("status")
     if status == "below floor":
-        return Verdict(Outcome.LOSS, why=f"cannot go below {_mib(ours['floor_bytes'])}")
+        return f"cannot go below {_mib(ours['floor_bytes'])}"
     if status != "ready":
-        return Verdict(Outcome.LOSS, why=f"{status}: {ours.get('why', '')}")
-    ratios = ratios_of(ours, theirs)
+        return f"{status}: {ours.get('why', '')}"
     if not ratios:
-        return Verdict(Outcome.LOSS, why="no times")
-    low, high = interval(ratios)
-    ratio = statistics.median(ratios)
+        return "no times"
     if ours["peak_bytes"] > theirs["peak_bytes"]:
-        over = f"peak {_mib(ours['peak_bytes'] - theirs['peak_bytes'])} above"
-        return Verdict(Outcome.LOSS, ratio, low, high, over)
-    if high < 1:
-        return Verdict(Outcome.WIN, ratio, low, high)
-    return Verdict(Outcome.LOSS if low > 1 else Outcome.TIE, ratio, low, high)
+        return f"peak {_mib(ours['peak_bytes'] - theirs['peak_bytes'])} above"
+    if _is_coarser(ours, theirs):
+        return f"gradients off by {ours['gradient_off']:.1e}, its by {theirs['gradient_off']:.1e}"
+    return ""
+
+
+def _is_coarser(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    is_lossy = ours.get("setting", {}).get("exactness") == "lossy"
+    mine, other = (row.get("gradient_off", 0.0) for row in (ours, theirs))
+    return is_lossy and mine > SAME_ERROR * other
 
 
 def ratios_of(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:

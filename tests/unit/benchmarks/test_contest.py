@@ -104,6 +104,15 @@ def test_a_higher_peak_loses_whatever_the_time() -> None:
     assert verdict.why == "peak 1.0 MiB above"
 
 
+def test_coarser_gradients_lose_on_lossy_terms() -> None:
+    theirs = row(10.0, gradient_off=0.1)
+    for off, outcome in ((0.105, Outcome.WIN), (0.2, Outcome.LOSS)):
+        ours = row(1.0, gradient_off=off, setting={"exactness": "lossy"})
+        assert judge(ours, theirs).outcome is outcome
+    exact = row(1.0, gradient_off=0.2, setting={"exactness": "rounding"})
+    assert judge(exact, theirs).outcome is Outcome.WIN
+
+
 def test_what_cannot_be_reached_is_a_loss() -> None:
     below = judge({"status": "below floor", "floor_bytes": 2**20}, row(1.0))
     assert (below.outcome, below.why) == (Outcome.LOSS, "cannot go below 1.0 MiB")
