@@ -56,25 +56,30 @@ class Verdict:
 
 def judge(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
     """Legroom's row against a peer's, which trained. See Note [Verdict]."""
+    ratios = ratios_of(ours, theirs) if ours.get("status") == "ready" else []
+    why = _why_lost(ours, theirs, ratios)
+    if not ratios:
+        return Verdict(Outcome.LOSS, why=why)
+    low, high = interval(ratios)
+    is_loss = bool(why) or low > 1
+    outcome = Outcome.LOSS if is_loss else Outcome.WIN if high < 1 else Outcome.TIE
+    return Verdict(outcome, statistics.median(ratios), low, high, why)
+
+
+def _why_lost(ours: dict[str, Any], theirs: dict[str, Any], ratios: list[float]) -> str:
+    """What is a loss whatever the time; empty if nothing is. See Note [Verdict], rule 1."""
     status = ours.get("status")
     if status == "below floor":
-        return Verdict(Outcome.LOSS, why=f"cannot go below {_mib(ours['floor_bytes'])}")
+        return f"cannot go below {_mib(ours['floor_bytes'])}"
     if status != "ready":
-        return Verdict(Outcome.LOSS, why=f"{status}: {ours.get('why', '')}")
-    ratios = ratios_of(ours, theirs)
+        return f"{status}: {ours.get('why', '')}"
     if not ratios:
-        return Verdict(Outcome.LOSS, why="no times")
-    low, high = interval(ratios)
-    ratio = statistics.median(ratios)
+        return "no times"
     if ours["peak_bytes"] > theirs["peak_bytes"]:
-        over = f"peak {_mib(ours['peak_bytes'] - theirs['peak_bytes'])} above"
-        return Verdict(Outcome.LOSS, ratio, low, high, over)
+        return f"peak {_mib(ours['peak_bytes'] - theirs['peak_bytes'])} above"
     if _is_coarser(ours, theirs):
-        why = f"gradients off by {ours['gradient_off']:.1e}, its by {theirs['gradient_off']:.1e}"
-        return Verdict(Outcome.LOSS, ratio, low, high, why)
-    if high < 1:
-        return Verdict(Outcome.WIN, ratio, low, high)
-    return Verdict(Outcome.LOSS if low > 1 else Outcome.TIE, ratio, low, high)
+        return f"gradients off by {ours['gradient_off']:.1e}, its by {theirs['gradient_off']:.1e}"
+    return ""
 
 
 def _is_coarser(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
