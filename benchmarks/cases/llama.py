@@ -6,6 +6,7 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,9 +52,9 @@ SIZES = {
 }
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """Llama with tied embeddings, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="llama")
+    shape = pick_size(SIZES, size, case="llama", changes=changes)
     torch.manual_seed(seed)
     config = LlamaConfig(
         num_hidden_layers=shape.num_layers,
