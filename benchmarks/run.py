@@ -31,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("theme", nargs="?", default=_ALL, choices=(*themes.names(), _ALL))
     parser.add_argument("--cases", default=",".join(cases.names()), help="names, by commas")
+    parser.add_argument("--parts", default="", help="of the theme, by commas (default: all)")
     parser.add_argument("--who", default="maintainers", help="who measured (in the file's name)")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
     options = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> None:
         parser.error(str(error))
     about = _about()
     for name in themes.names() if options.theme == _ALL else (options.theme,):
-        theme = themes.get(name)
+        theme = themes.get(name).only(options.parts.split(",") if options.parts else None)
         result = {"about": {**about, **theme.about}, **_measure(theme, names)}
         stem = f"{theme.name}_cpu_{datetime.date.today():%Y%m}_{options.who}"
         _save(result, theme.write_markdown(result), options.folder / stem)

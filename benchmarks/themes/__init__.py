@@ -4,15 +4,17 @@ To add one: a module that measures, a file here that writes its tables, a line i
 """
 
 from benchmarks.themes._engine import ENGINE
+from benchmarks.themes._growth import GROWTH
 from benchmarks.themes._meter import METER
 from benchmarks.themes._move import MOVE
 from benchmarks.themes._plan import PLAN
+from benchmarks.themes._reach import REACH
 from benchmarks.themes._shrink import SHRINK
 from benchmarks.themes._theme import Theme
 
 __all__ = ["Theme", "get", "names"]
 
-_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE, SHRINK, MOVE)
+_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE, SHRINK, MOVE, REACH, GROWTH)
 
 
 def names() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from benchmarks import themes
+from benchmarks import processes, themes
 from benchmarks.processes import answer_of
 
 ABOUT = {
@@ -42,6 +42,28 @@ def test_dead_process_becomes_an_error() -> None:
     answer = answer_of("benchmarks.plan", "no-such-case", "levels")
     assert answer["error"].startswith("UnknownCaseError: unknown case 'no-such-case'")
     assert "No module named" in answer_of("benchmarks.nothing")["error"]
+
+
+def test_a_journal_answers_what_was_asked_before(tmp_path, monkeypatch):
+    monkeypatch.setenv(processes.JOURNAL, str(tmp_path))
+    asked = []
+
+    def ask(module, arguments, env, limit_s):
+        asked.append(arguments)
+        return {"error": "it broke"} if arguments == ("bad",) else {"seen": arguments[0]}
+
+    monkeypatch.setattr(processes, "_ask", ask)
+    for _ in range(2):
+        assert answer_of("module", "good") == {"seen": "good"}
+        assert answer_of("module", "bad") == {"error": "it broke"}
+    assert asked == [("good",), ("bad",), ("bad",)]
+
+
+def test_a_theme_may_be_measured_in_part():
+    theme = themes.get("move")
+    assert theme.only(None) is theme
+    some = theme.only(["soak", "floor"])
+    assert (some.case_parts, some.single_parts) == (("floor",), ("soak",))
 
 
 def test_the_engine_theme_shows_every_part_and_what_failed():
