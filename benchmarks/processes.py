@@ -16,10 +16,13 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 1800
+TOOK_MORE = "took more than"
 
 
-def answer_of(module: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """What `python -m module arguments` answers."""
+def answer_of(
+    module: str, *arguments: str, env: dict[str, str] | None = None, limit_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """What `python -m module arguments` answers, within so many seconds."""
     try:
         run = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", module, *arguments],
@@ -28,10 +31,10 @@ def answer_of(module: str, *arguments: str, env: dict[str, str] | None = None) -
             capture_output=True,
             text=True,
             check=False,
-            timeout=TIMEOUT_S,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"took more than {TIMEOUT_S} s"}
+        return {"error": f"{TOOK_MORE} {limit_s:g} s"}
     if run.returncode != 0:
         said = (run.stderr.strip().splitlines() or ["no output"])[-1]
         return {"error": said if run.returncode > 0 else f"signal {-run.returncode}: {said}"}

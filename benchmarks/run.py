@@ -55,7 +55,7 @@ def main() -> None:
         threads=options.threads,
     )
     for name in themes_asked:
-        theme = themes.get(name)
+        theme = themes.get(name).only(options.parts.split(",") if options.parts else None)
         if options.quick and not theme.quick_cases:
             print(f"{theme.name}: has no quick run, and is left out")
             continue
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("theme", nargs="?", default=_ALL, choices=(*themes.names(), _ALL))
     parser.add_argument("--cases", default="", help="names, by commas (default: all)")
+    parser.add_argument("--parts", default="", help="of the theme, by commas (default: all)")
     parser.add_argument("--who", default="maintainers", help="who measured (in the file's name)")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
     parser.add_argument("--fresh", action="store_true", help="measure anew what is stored already")

@@ -6,10 +6,19 @@ A module is imported only when its case is asked for, so listing the names costs
 import difflib
 import importlib
 from types import ModuleType
+from typing import Any
 
-from benchmarks.cases._case import Case, UnknownCaseError, UnknownSizeError
+from benchmarks.cases._case import Case, SizeFieldError, UnknownCaseError, UnknownSizeError
 
-__all__ = ["Case", "UnknownCaseError", "UnknownSizeError", "build", "load", "names"]
+__all__ = [
+    "Case",
+    "SizeFieldError",
+    "UnknownCaseError",
+    "UnknownSizeError",
+    "build",
+    "load",
+    "names",
+]
 
 _NAMES: tuple[str, ...] = (
     "gpt2",
@@ -33,7 +42,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> ModuleType:
-    """The module of a case, with its `SIZES` and its `build(size, seed=...)`.
+    """The module of a case, with its `SIZES` and its `build(size, seed=..., **changes)`.
 
     Raises:
         UnknownCaseError: There is no case of that name.
@@ -45,6 +54,11 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def build(name: str, size: str = "small", *, seed: int = 0) -> Case:
-    """A case ready to step: `load(name).build(size, seed=seed)`."""
-    return load(name).build(size, seed=seed)
+def build(name: str, size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
+    """A case ready to step: `load(name).build(size, seed=seed)`.
+
+    Args:
+        changes: Fields of the size to change, as `batch=16`.
+    """
+    case: Case = load(name).build(size, seed=seed, **changes)
+    return case

@@ -4,12 +4,13 @@ In goes a case's `build` function; out come a `Case`, or one printed line per tr
 """
 
 import argparse
+import ast
 import difflib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +25,10 @@ class UnknownCaseError(ValueError):
 
 class UnknownSizeError(ValueError):
     """The case has no size of that name."""
+
+
+class SizeFieldError(ValueError):
+    """A size has no such field, or the field cannot have that value."""
 
 
 class Batches(Generic[BatchT]):
@@ -52,7 +57,7 @@ class Case:
 
     Attributes:
         name: Name of the case in `benchmarks.cases.names()`.
-        size: Key in the `SIZES` of the case.
+        size: Key in the `SIZES` of the case; single fields of it may have been changed.
         model: The main model; for a GAN the critic.
         optimizer: The optimizer of `model`.
         step: Does one whole training step and returns the detached loss.
@@ -76,19 +81,58 @@ class Case:
     blocks: tuple[str, ...] = ()
 
 
-def pick_size(sizes: Mapping[str, SizeT], size: str, *, case: str) -> SizeT:
-    """The entry of `sizes` that is called `size`.
+def pick_size(
+    sizes: Mapping[str, SizeT], size: str, *, case: str, changes: Mapping[str, Any] | None = None
+) -> SizeT:
+    """The entry of `sizes` that is called `size`, with some of its fields changed.
 
     Raises:
         UnknownSizeError: There is none.
+        SizeFieldError: A change names no field of it, or has a value of another type.
     """
     if size not in sizes:
-        near = difflib.get_close_matches(size, sizes, n=1)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
         raise UnknownSizeError(
-            f"unknown size {size!r} of case {case!r}; available: {', '.join(sizes)}{hint}"
+            f"unknown size {size!r} of case {case!r}; available: {', '.join(sizes)}"
+            f"{_hint(size, sizes)}"
         )
-    return sizes[size]
+    picked: Any = sizes[size]
+    names = [field.name for field in fields(picked)]
+    for name, value in (changes or {}).items():
+        if name not in names:
+            raise SizeFieldError(
+                f"a size of case {case!r} has no field {name!r}; available: {', '.join(names)}"
+                f"{_hint(name, names)}"
+            )
+        wanted = type(getattr(picked, name))
+        if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
+            raise SizeFieldError(
+                f"field {name!r} of case {case!r} takes {wanted.__name__}, got {value!r}"
+            )
+    changed: SizeT = replace(picked, **(changes or {}))
+    return changed
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
+    """What `--set batch=16 --set stage_widths=(64,128)` changes, by field.
+
+    Raises:
+        SizeFieldError: A text is not of that form.
+    """
+    changes = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            changes[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            raise SizeFieldError(
+                f"--set {text!r} is not understood; write FIELD=VALUE, for example batch=16"
+            ) from None
+    return changes
 
 
 def data_generator(seed: int) -> torch.Generator:
@@ -110,10 +154,17 @@ def run(build: Callable[..., Case]) -> None:
     parser.add_argument("--size", default="small", help="one of the sizes below (default: small)")
     parser.add_argument("--steps", type=int, default=3, help="training steps (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="weights, data, dropout (default: 0)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the size, as batch=16; may be repeated",
+    )
     options = parser.parse_args()
     try:
-        case = build(options.size, seed=options.seed)
-    except UnknownSizeError as error:
+        case = build(options.size, seed=options.seed, **parse_changes(options.set))
+    except (UnknownSizeError, SizeFieldError) as error:
         parser.error(str(error))
     for number in range(1, options.steps + 1):
         start = time.perf_counter()

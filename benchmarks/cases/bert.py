@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import BertConfig, BertForMaskedLM
@@ -41,9 +42,9 @@ def draw_batch(shape: Size, generator: torch.Generator) -> tuple[torch.Tensor, t
     return words.masked_fill(masked, MASK_TOKEN), words.masked_fill(~masked, IGNORED_LABEL)
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """BERT, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="bert")
+    shape = pick_size(SIZES, size, case="bert", changes=changes)
     torch.manual_seed(seed)
     config = BertConfig(
         num_hidden_layers=shape.num_layers,

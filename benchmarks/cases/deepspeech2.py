@@ -5,6 +5,7 @@ as wide, on 2.4 s.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,9 +96,9 @@ def draw_batch(shape: Size, generator: torch.Generator) -> Batch:
     return sounds, letters, lengths
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """DeepSpeech 2, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="deepspeech2")
+    shape = pick_size(SIZES, size, case="deepspeech2", changes=changes)
     torch.manual_seed(seed)
     model = DeepSpeech2(shape).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-4, weight_decay=1e-5)

@@ -6,6 +6,7 @@ has a quarter of the width.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -135,9 +136,9 @@ class UNet(nn.Module):
         return self.output(x)
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """The U-Net, its moving average, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="diffusion")
+    shape = pick_size(SIZES, size, case="diffusion", changes=changes)
     torch.manual_seed(seed)
     model = UNet(shape.channels).train()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9999))

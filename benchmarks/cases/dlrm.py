@@ -6,6 +6,7 @@ has the 26 tables of Criteo-Kaggle, `small` the same ones cut off at 200,000 row
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,9 +73,9 @@ class DLRM(nn.Module):
         return self.output(self.top(torch.cat([dense, interaction], dim=1))).squeeze(1)
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """DLRM, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="dlrm")
+    shape = pick_size(SIZES, size, case="dlrm", changes=changes)
     torch.manual_seed(seed)
     rows = tuple(min(n, shape.max_rows) for n in TABLE_ROWS)
     model = DLRM(shape, rows).train()

@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -31,9 +32,9 @@ SIZES = {
 }
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """GPT-2, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="gpt2")
+    shape = pick_size(SIZES, size, case="gpt2", changes=changes)
     torch.manual_seed(seed)
     config = GPT2Config(
         n_layer=shape.num_layers,

@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -50,9 +51,9 @@ SIZES = {
 }
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """Llama with tied embeddings, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="llama")
+    shape = pick_size(SIZES, size, case="llama", changes=changes)
     torch.manual_seed(seed)
     config = LlamaConfig(
         num_hidden_layers=shape.num_layers,

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -128,9 +129,9 @@ def draw_batch(shape: Size, generator: torch.Generator) -> Batch:
     return source, target, nn.functional.pad(target[:, 1:], (0, 1), value=PADDING)
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """The translator, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="lstm_nmt")
+    shape = pick_size(SIZES, size, case="lstm_nmt", changes=changes)
     torch.manual_seed(seed)
     model = Translator(shape).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)

@@ -5,6 +5,7 @@ Weights, gradients and optimizer state are most of its memory; `paper` is an eig
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -32,9 +33,9 @@ SIZES = {
 }
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """Mixtral, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="mixtral")
+    shape = pick_size(SIZES, size, case="mixtral", changes=changes)
     torch.manual_seed(seed)
     config = MixtralConfig(
         num_hidden_layers=shape.num_layers,

@@ -3,25 +3,40 @@
 `paper` is the 224-pixel ImageNet recipe at batch 64; `small` has the same layers, half as wide.
 """
 
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from benchmarks.cases._case import Batches, Case, data_generator, pick_size, run
+from benchmarks.cases._case import (
+    Batches,
+    Case,
+    SizeFieldError,
+    data_generator,
+    pick_size,
+    run,
+)
 
-DEPTHS = (3, 4, 6, 3)
+_ENDS = (3, 7, 13, 16)
+"""After so many of ResNet-50's blocks its stages end."""
 NUM_CLASSES = 1000
 
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of the model and of its batch."""
+    """Shape of the model and of its batch.
+
+    Attributes:
+        num_blocks: Bottlenecks in all, spread over the stages as in ResNet-50.
+    """
 
     stem_width: int
     stage_widths: tuple[int, ...]
     pixels: int
     batch: int
+    num_blocks: int = 16
 
 
 SIZES = {
@@ -30,14 +45,25 @@ SIZES = {
 }
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def stage_depths(num_blocks: int) -> tuple[int, ...]:
+    """How many blocks each stage has: (3, 4, 6, 3) of sixteen."""
+    if num_blocks < len(_ENDS):
+        raise SizeFieldError(
+            f"num_blocks must be at least {len(_ENDS)}, one for each stage, got {num_blocks}"
+        )
+    ends = [0, *(round(num_blocks * end / _ENDS[-1]) for end in _ENDS)]
+    return tuple(after - before for before, after in itertools.pairwise(ends))
+
+
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """ResNet-50, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="resnet50")
+    shape = pick_size(SIZES, size, case="resnet50", changes=changes)
+    depths = stage_depths(shape.num_blocks)
     torch.manual_seed(seed)
     config = ResNetConfig(
         embedding_size=shape.stem_width,
         hidden_sizes=list(shape.stage_widths),
-        depths=list(DEPTHS),
+        depths=list(depths),
         layer_type="bottleneck",
         num_labels=NUM_CLASSES,
     )
@@ -80,7 +106,7 @@ def build(size: str = "small", *, seed: int = 0) -> Case:
         rewind=stream.rewind,
         blocks=tuple(
             f"resnet.encoder.stages.{stage}.layers.{layer}"
-            for stage, depth in enumerate(DEPTHS)
+            for stage, depth in enumerate(depths)
             for layer in range(depth)
         ),
     )

@@ -5,6 +5,7 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,9 +103,9 @@ def dice_and_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.
     return (cross_entropy + 1 - dice.mean()) / 2
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """The 3-D U-Net, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="unet3d")
+    shape = pick_size(SIZES, size, case="unet3d", changes=changes)
     torch.manual_seed(seed)
     model = UNet3D(shape.filters).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import ViTConfig, ViTForImageClassification
@@ -30,9 +31,9 @@ SIZES = {
 }
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """ViT with 16-pixel patches, its optimizer, and its training step."""
-    shape = pick_size(SIZES, size, case="vit")
+    shape = pick_size(SIZES, size, case="vit", changes=changes)
     torch.manual_seed(seed)
     config = ViTConfig(
         num_hidden_layers=shape.num_layers,

@@ -6,6 +6,7 @@ pixels, and `small` is `scaled` with a quarter of the channels, smaller kernels 
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,9 +94,9 @@ def gradient_penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) 
     return (slopes.flatten(1).norm(dim=1) - 1).square().mean()
 
 
-def build(size: str = "small", *, seed: int = 0) -> Case:
+def build(size: str = "small", *, seed: int = 0, **changes: Any) -> Case:
     """Critic and generator, their optimizers, and the step that trains both."""
-    shape = pick_size(SIZES, size, case="wgan_gp")
+    shape = pick_size(SIZES, size, case="wgan_gp", changes=changes)
     torch.manual_seed(seed)
     critic, generator = Critic(shape).train(), Generator(shape).train()
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-4, betas=(0.5, 0.9))

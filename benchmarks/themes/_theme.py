@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.store import Store
@@ -63,3 +63,13 @@ class Theme:
     measure: Callable[[str, Run], dict[str, Any]] | None = None
     num_parts: Callable[[Run], int] = lambda run: 1
     quick_cases: tuple[str, ...] = ()
+
+    def only(self, parts: Collection[str] | None) -> Theme:
+        """The theme with only these of its parts; None: with all."""
+        if parts is None:
+            return self
+        return replace(
+            self,
+            case_parts=tuple(part for part in self.case_parts if part in parts),
+            single_parts=tuple(part for part in self.single_parts if part in parts),
+        )

@@ -140,7 +140,7 @@ def run_whole(given: Sequence[torch.Tensor], program: str) -> torch.Tensor:
 
 
 def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
-    result = _empty_result(given, program)
+    result = _empty_of_shape(given, program, _broadcast(*(each.shape for each in given)))
     if not result.numel():
         return result
     if all(is_alike(each, result) for each in given if each.dim()):
@@ -192,9 +192,20 @@ def _block_size(count: int) -> int:
 
 
 def _empty_result(given: list[torch.Tensor], program: str) -> torch.Tensor:
+    shape = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
+    return _empty_of_shape(given, program, shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    """torch's, which takes longer than a small tensor's kernel; for sizes that are numbers."""
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def _empty_of_shape(given: list[torch.Tensor], program: str, shape: torch.Size) -> torch.Tensor:
     like = given[0]
     dtype = read_program(program)[-1].dtype
-    shape = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
     if shape != like.shape:
         return torch.empty(shape, dtype=dtype, device=like.device)
     return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=like.device)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from benchmarks import cases
-from benchmarks.cases import Case, UnknownCaseError, UnknownSizeError
-from benchmarks.cases._case import Batches, run
+from benchmarks.cases import Case, SizeFieldError, UnknownCaseError, UnknownSizeError
+from benchmarks.cases._case import Batches, parse_changes, run
+from benchmarks.cases.resnet50 import stage_depths
 
 # Parameters of the main model in millions, as published, to three digits.
 PUBLISHED_MILLIONS = {
@@ -63,6 +64,43 @@ def test_unknown_size_suggests_a_size() -> None:
     message = r"unknown size 'papr' of case 'dlrm'; available: small, paper. Did you mean 'paper'\?"
     with pytest.raises(UnknownSizeError, match=message):
         cases.build("dlrm", "papr")
+
+
+@pytest.mark.parametrize("name", cases.names())
+def test_every_case_takes_another_size(name: str) -> None:
+    shape = cases.load(name).SIZES["small"]
+    with torch.device("meta"):
+        cases.build(name, batch=shape.batch + 1)
+    with pytest.raises(SizeFieldError, match=rf"a size of case '{name}' has no field 'bach'"):
+        cases.build(name, bach=2)
+    with pytest.raises(SizeFieldError, match=rf"'batch' of case '{name}' takes int, got '2'"):
+        cases.build(name, batch="2")
+
+
+def test_changed_fields_change_the_model() -> None:
+    with torch.device("meta"):
+        case = cases.build("gpt2", num_layers=2, width=64)
+    assert case.blocks == ("transformer.h.0", "transformer.h.1")
+    assert case.model.transformer.wte.weight.shape[1] == 64
+
+
+def test_blocks_are_spread_as_in_resnet_50() -> None:
+    assert stage_depths(16) == (3, 4, 6, 3)
+    assert stage_depths(32) == (6, 8, 12, 6)
+    for num_blocks in range(4, 200):
+        depths = stage_depths(num_blocks)
+        assert sum(depths) == num_blocks
+        assert min(depths) >= 1
+    with pytest.raises(SizeFieldError, match="num_blocks must be at least 4, one for each stage"):
+        stage_depths(3)
+
+
+def test_changes_are_read_from_text() -> None:
+    texts = ["batch=16", " stage_widths = (8, 16)"]
+    assert parse_changes(texts) == {"batch": 16, "stage_widths": (8, 16)}
+    for text in ("batch", "batch=", "batch=many"):
+        with pytest.raises(SizeFieldError, match=r"write FIELD=VALUE, for example batch=16"):
+            parse_changes([text])
 
 
 @pytest.mark.parametrize("name", cases.names())
@@ -124,6 +162,18 @@ def test_script_prints_a_line_per_step(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("step 1  loss 0.")
     assert second.endswith(" ms")
+
+
+def test_script_sets_fields_of_its_size(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dlrm", "--steps", "1", "--set", "batch=4"])
+    run(cases.load("dlrm").build)
+    assert capsys.readouterr().out.startswith("step 1  loss 0.")
+    monkeypatch.setattr(sys, "argv", ["dlrm", "--set", "bach=4"])
+    with pytest.raises(SystemExit, match="2"):
+        run(cases.load("dlrm").build)
+    assert "has no field 'bach'; available: max_rows" in capsys.readouterr().err
 
 
 def test_script_rejects_unknown_size(

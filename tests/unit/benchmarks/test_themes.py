@@ -44,6 +44,13 @@ def test_dead_process_becomes_an_error() -> None:
     assert "No module named" in answer_of("benchmarks.nothing")["error"]
 
 
+def test_a_theme_may_be_measured_in_part():
+    theme = themes.get("move")
+    assert theme.only(None) is theme
+    some = theme.only(["soak", "floor"])
+    assert (some.case_parts, some.single_parts) == (("floor",), ("soak",))
+
+
 def test_the_engine_theme_shows_every_part_and_what_failed():
     ran = {
         "level": "50%",

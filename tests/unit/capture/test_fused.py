@@ -187,3 +187,16 @@ def test_operands_that_are_all_broadcast_make_a_whole(block, monkeypatch):
     assert torch.equal(bits_of(made), bits_of(torch.tanh(column + row + bias)))
     like = FUSED([each.to("meta") for each in given], program)
     assert (like.shape, like.stride()) == (made.shape, made.stride())
+
+
+def test_shapes_that_were_seen_are_not_broadcast_again(monkeypatch):
+    program = write_program([Step(aten.add.Tensor, (Place(0), Place(1)), {}, torch.float32)])
+    counted = []
+    original = torch.broadcast_shapes
+    monkeypatch.setattr(
+        torch, "broadcast_shapes", lambda *shapes: counted.append(shapes) or original(*shapes)
+    )
+    _fused._broadcast.cache_clear()
+    for _ in range(3):
+        FUSED([torch.ones(5, 7), torch.ones(1, 7)], program)
+    assert len(counted) == 1
