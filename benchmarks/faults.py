@@ -15,8 +15,8 @@ had the right bits, and what was left behind. `benchmarks.move faults` counts; t
 # 4. Left behind counts what the tier holds, its threads and the process's descriptors, against what
 #    they were before.
 # 5. Where a model uses a parameter more than once, several calls that are added up before one
-#    backward pass round otherwise than plain, on the disk or not (docs/fit.md). One fault does that,
-#    and differs in such models; all others have a backward pass for each call.
+#    backward pass round otherwise than plain, on the disk or not (docs/fit.md). One fault does
+#    that, and differs in such models; all others have a backward pass for each call.
 
 from __future__ import annotations
 
