@@ -1,6 +1,8 @@
 """Plans that hold tensors on the disk, carried out: the same bits, and nothing left behind."""
 
+import dataclasses
 import sys
+import time
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import legroom
 from legroom import tiers
 from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.meter import TierSpeed
-from tests.unit.engine.training import Net, bytes_of, check_same, sgd
+from tests.unit.engine.training import Block, Net, bytes_of, check_same, sgd
+from tests.unit.tiers.faulty_file import FaultyFile
 
 ROWS, WIDTH = 2048, 16
 """So that most tensors are worth moving."""
@@ -228,3 +231,70 @@ def test_compiled_kernels_would_overwrite_what_is_on_its_way():
     options = {"stash": "20%", "executor": "inductor", "exactness": "rounding"}
     with pytest.raises(UsageError, match="'inductor' cannot carry out 'disk'"):
         legroom.fit(Net(), disk=True, **options)
+
+
+class Returning(nn.Module):
+    """Returns, beside the loss, what it reads in the middle of its way."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(WIDTH, 0.0) for _ in range(4))
+
+    def forward(self, value):
+        first = torch.tanh(self.blocks[0](value))
+        value = first
+        for block in self.blocks[1:]:
+            value = block(value)
+        return value.square().mean(), first
+
+
+@pytest.fixture
+def returning(tmp_path):
+    """A model that returns what is moved; its disk; what its gradients must be."""
+    torch.manual_seed(0)
+    model, value = Returning(), batch(0)[0]
+    model(value)[0].backward()
+    expected = [bytes_of(param.grad) for param in model.parameters()]
+    file = FaultyFile(tmp_path)
+    disk = tiers.Disk(file)
+    with tiers.use(disk), disk.closing():
+        handle = legroom.fit(model, budget="100%", disk=True, preset="vdnn", optimizer=sgd(model))
+        model(value)[0].backward()
+        yield model, handle, value, file, expected
+        handle.undo()
+
+
+def gradients_of(model):
+    return [bytes_of(param.grad) for param in model.parameters()]
+
+
+def test_what_is_returned_may_be_changed_while_the_disk_is_slow(returning):
+    model, handle, value, file, expected = returning
+    (program,) = handle._latest.step_plan.programs.values()
+    assert any("tanh" in each.label and each.settled_before == "" for each in program.encoded)
+    file.on_write = lambda pieces, offset: time.sleep(0.02)
+    model.zero_grad()
+    loss, first = model(value)
+    with torch.no_grad():
+        first.add_(1.0)
+    loss.backward()
+    assert gradients_of(model) == expected
+
+
+def test_what_is_returned_may_leave_before_forward_ends(returning):
+    """It is returned through a view at the end of forward, which is no reader."""
+    model, handle, value, _, expected = returning
+    step_plan = handle._latest.step_plan
+    ((piece, program),) = step_plan.programs.items()
+    encoded = tuple(
+        dataclasses.replace(each, settled_before="native_layer_norm_3")
+        if "tanh" in each.label
+        else each
+        for each in program.encoded
+    )
+    assert encoded != program.encoded
+    step_plan.programs[piece] = dataclasses.replace(program, encoded=encoded)
+    handle.compile_again(step_plan)
+    model.zero_grad()
+    model(value)[0].backward()
+    assert gradients_of(model) == expected

@@ -17,10 +17,12 @@ wants them from a partitioner. See Note [Split].
 #    still reads the parameter: an optimizer that waits for the gradient writes into it.
 # 6. What forward writes into at its end and backward wants to read as it was before is copied
 #    first.
-# 7. What is held in another form is encoded right after its last reader in forward, and decoded
-#    where the program says.
+# 7. What is held in another form is encoded right after the last operation of forward that reads
+#    it, and decoded where the program says. A view at the end, for something that forward returns,
+#    reads nothing: it is not waited for.
 # 8. What is held elsewhere is handed over there as well, encoded or as it is. What stands for it is
-#    a ticket, and every operation on that returns another one: so their order is the graph's.
+#    a ticket, and every operation on that returns another one: so their order is the graph's. What
+#    forward returns has left by its end: whoever gets it may change it.
 
 from __future__ import annotations
 
@@ -475,6 +477,7 @@ class _Splitter:
                 held[encoded] = form.put(graph, env[encoded], value)
         for left in leaving.values():  # before what forward does not run
             self._settle(left, graph, held)
+        self._settle(self._leaving_while_returned(), graph, held)
         returned = [
             env[node] if isinstance(node, fx.Node) else node for node in self._forward_outputs
         ]
@@ -494,6 +497,22 @@ class _Splitter:
                 found[form.settled_before].append(node)
         return found
 
+    def _leaving_while_returned(self) -> list[fx.Node]:
+        """What forward returns and would leave only in backward; see Note [Split], rule 8."""
+        returned = {
+            self._code.storage_of.get(node.name)
+            for node in self._forward_outputs
+            if isinstance(node, fx.Node)
+        }
+        return [
+            node
+            for node, form in self._encoded.items()
+            if node in self._held
+            and form.move is not None
+            and form.settled_before == ""
+            and self._storage(node) in returned
+        ]
+
     def _settle(
         self, left: Iterable[fx.Node], graph: fx.Graph, held: dict[fx.Node, fx.Node]
     ) -> None:
@@ -511,7 +530,7 @@ class _Splitter:
         """What is to be encoded after each node of forward: its last reader, or itself."""
         last: dict[int, fx.Node] = {}
         for node in self._joint.graph.nodes:
-            if node in needed:
+            if node in needed and (node in self._encoded or node.name in self._made_in_forward):
                 for each in (node, *node.all_input_nodes):
                     if each.name in self._code.storage_of:
                         last[self._storage(each)] = node
