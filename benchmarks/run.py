@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("theme", nargs="?", default=_ALL, choices=(*themes.names(), _ALL))
     parser.add_argument("--cases", default=",".join(cases.names()), help="names, by commas")
     parser.add_argument("--parts", default="", help="of the theme, by commas (default: all)")
+    parser.add_argument("--add", action="store_true", help="keep what the result file has besides")
     parser.add_argument("--who", default="maintainers", help="who measured (in the file's name)")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
     options = parser.parse_args()
@@ -45,8 +46,22 @@ def main() -> None:
     for name in themes.names() if options.theme == _ALL else (options.theme,):
         theme = themes.get(name).only(options.parts.split(",") if options.parts else None)
         result = {"about": {**about, **theme.about}, **_measure(theme, names)}
-        stem = f"{theme.name}_cpu_{datetime.date.today():%Y%m}_{options.who}"
-        _save(result, theme.write_markdown(result), options.folder / stem)
+        stem = options.folder / f"{theme.name}_cpu_{datetime.date.today():%Y%m}_{options.who}"
+        if options.add and Path(f"{stem}.json").exists():
+            result = merged(json.loads(Path(f"{stem}.json").read_text()), result)
+        _save(result, theme.write_markdown(result), stem)
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What was measured before, and over it what was measured now; commits and commands of both."""
+    about = {**old["about"], **new["about"]}
+    for key in ("commit", "command"):
+        said = [*old["about"][key].split("; "), new["about"][key]]
+        about[key] = "; ".join(dict.fromkeys(said))
+    rows = {name: old["cases"].get(name, {}) for name in (*old["cases"], *new["cases"])}
+    rows = {name: {**row, **new["cases"].get(name, {})} for name, row in rows.items()}
+    singles = {**old.get("singles", {}), **new.get("singles", {})}
+    return {"about": about, "cases": rows, **({"singles": singles} if singles else {})}
 
 
 def _save(result: dict[str, Any], text: str, stem: Path) -> None:
