@@ -1,9 +1,10 @@
 """How large a batch, how deep a model, how long a sequence fits into a fixed budget?
 
-In go a case's name and what is to grow (`batch`, `depth`, `length`); out comes one JSON object on
-stdout. The budget is the plain step's measured peak in size `small`, so plain training reaches that
-size and no more, which is tried too. For the others the largest value is searched by planning
-alone and then confirmed by training: its measured peak must be within the budget.
+In go a case's name and a part: what is to grow and how it is fitted (`batch bitwise`, `batch disk`,
+`batch lossy`, the same for `depth` and `length`); out comes one JSON object on stdout. The budget
+is the plain step's measured peak in size `small`, so plain training reaches that size and no more,
+which is tried too. For the others the largest value is searched by planning alone and then
+confirmed by training: its measured peak must be within the budget.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ QUESTIONS = {
 """What grows: by case, the field of its size. Fixed before anything was measured."""
 CONTESTANTS: dict[str, dict[str, Any]] = {
     "bitwise": {},
-    "bitwise, disk": {"disk": True},
+    "disk": {"disk": True},
     "lossy": {"exactness": "lossy"},
 }
-"""How each is fitted, in the words of `legroom.fit`."""
+"""How each is fitted, in the words of `legroom.fit`: the disk has the same bits."""
 TOLERANCE = 1 / 8
 """The search ends when a value fits and one that is larger by this part of it does not."""
 MOST_TRIES = 8
@@ -172,8 +173,8 @@ def _fits(answer: dict[str, Any], budget_bytes: int) -> bool:
 # -- a question ----------------------------------------------------------------------------------
 
 
-def measure_question(what: str, name: str) -> dict[str, Any]:
-    """The largest value of each contestant; nothing where this is not asked of the case."""
+def measure_question(what: str, contestant: str, name: str) -> dict[str, Any]:
+    """The largest value of a contestant; nothing where this is not asked of the case."""
     field_name = QUESTIONS[what].get(name)
     if field_name is None:
         return {"not_asked": True}
@@ -196,26 +197,30 @@ def measure_question(what: str, name: str) -> dict[str, Any]:
 
     base: int = getattr(cases.load(name).SIZES["small"], field_name)
     plain = attempt(base, "plain")
-    answer = {"field": field_name, "base": base, "plain": plain, "contestants": {}}
     if "error" in plain:
-        return {**answer, "error": plain["error"]}
-    budget_bytes = plain["peak_bytes"]
-    answer["above"] = {"value": _above(base), **attempt(_above(base), "plain")}
-    for key, options in CONTESTANTS.items():
-        answer["contestants"][key] = search_and_confirm(
+        return plain
+    budget_bytes, options = plain["peak_bytes"], CONTESTANTS[contestant]
+    return {
+        "field": field_name,
+        "base": base,
+        "plain": plain,
+        "plain_above": {"value": _above(base), **attempt(_above(base), "plain")},
+        **search_and_confirm(
             base,
             budget_bytes,
             plan=functools.partial(attempt, kind="plan", **options),
             run=functools.partial(attempt, kind="run", budget=budget_bytes, **options),
             may_go_on=may_go_on,
-        )
-    return answer
+        ),
+    }
 
 
 _TOLD = ("error", "floor_bytes", "peak_bytes", "processor_ms")
 
 CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    what: functools.partial(measure_question, what) for what in QUESTIONS
+    f"{what} {contestant}": functools.partial(measure_question, what, contestant)
+    for what in QUESTIONS
+    for contestant in CONTESTANTS
 }
 
 

@@ -62,8 +62,11 @@ def main() -> None:
         measured = _measure(theme, _cases_of(theme, options), run)
         result = {"about": {**about, **theme.about, **theme.about_of(run)}, **measured}
         quick = "-quick" if options.quick else ""
-        stem = f"{theme.name}{quick}_cpu_{datetime.date.today():%Y%m}_{options.who}"
-        _save(theme, result, options.folder / stem)
+        file = f"{theme.name}{quick}_cpu_{datetime.date.today():%Y%m}_{options.who}"
+        stem = options.folder / file
+        if options.add and Path(f"{stem}.json").exists():
+            result = merged(json.loads(Path(f"{stem}.json").read_text()), result)
+        _save(theme, result, stem)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("theme", nargs="?", default=_ALL, choices=(*themes.names(), _ALL))
     parser.add_argument("--cases", default="", help="names, by commas (default: all)")
     parser.add_argument("--parts", default="", help="of the theme, by commas (default: all)")
+    parser.add_argument("--add", action="store_true", help="keep what the result file has besides")
     parser.add_argument("--who", default="maintainers", help="who measured (in the file's name)")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
     parser.add_argument("--fresh", action="store_true", help="measure anew what is stored already")
@@ -82,6 +86,18 @@ def _parser() -> argparse.ArgumentParser:
     contest.add_argument("--rounds", type=int, default=0, help="turns of each contestant")
     contest.add_argument("--threads", type=int, default=1, help="of PyTorch (default: 1)")
     return parser
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What was measured before, and over it what was measured now; commits and commands of both."""
+    about = {**old["about"], **new["about"]}
+    for key in ("commit", "command"):
+        said = [*old["about"][key].split("; "), new["about"][key]]
+        about[key] = "; ".join(dict.fromkeys(said))
+    rows = {name: old["cases"].get(name, {}) for name in (*old["cases"], *new["cases"])}
+    rows = {name: {**row, **new["cases"].get(name, {})} for name, row in rows.items()}
+    singles = {**old.get("singles", {}), **new.get("singles", {})}
+    return {"about": about, "cases": rows, **({"singles": singles} if singles else {})}
 
 
 def _cases_of(theme: Theme, options: argparse.Namespace) -> tuple[str, ...]:

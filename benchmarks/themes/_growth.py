@@ -54,8 +54,9 @@ def write_markdown(result: dict[str, Any]) -> str:
         "",
         "## A step",
         "",
-        f"Medians of {growth.TIMED_STEPS} steps, processor time. *Overhead*: fitted less plain "
-        "less what the plan adds by its own prediction, in all and for each operation.",
+        f"Medians of {growth.TIMED_STEPS} steps, processor time, plain first and "
+        "then fitted: what else the machine does in between shows in it. *Overhead*: fitted less "
+        "plain less what the plan adds by its own prediction, in all and for each operation.",
         "",
         *table(
             ["layers", "plain ms", "fitted ms", "predicted to add", "overhead", "µs / operation"],

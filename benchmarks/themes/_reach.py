@@ -52,12 +52,17 @@ def write_markdown(result: dict[str, Any]) -> str:
     ]
     missing = []
     for what, asked in reach.QUESTIONS.items():
-        answers = {name: rows[name][what] for name in asked if what in rows.get(name, {})}
-        missing += [f"{what} of {name}" for name in asked if name not in answers]
-        if answers:
+        answers = {}
+        for name in asked:
+            parts = {each: rows.get(name, {}).get(f"{what} {each}") for each in reach.CONTESTANTS}
+            answers[name] = {each: found for each, found in parts.items() if found is not None}
+            left = [each for each, found in parts.items() if found is None]
+            if left:
+                missing.append(f"{what} of {name} ({', '.join(left)})")
+        if any(answers.values()):
             lines += [f"## {what.capitalize()}", "", *_section(what, answers), ""]
     if missing:
-        lines += [f"Not run: {', '.join(missing)}.", ""]
+        lines += [f"Not run: {'; '.join(missing)}.", ""]
     return "\n".join(lines)
 
 
@@ -74,18 +79,26 @@ def _section(what: str, answers: dict[str, Any]) -> Iterator[str]:
     yield from table(head, body)
 
 
-def _rows(name: str, answer: dict[str, Any]) -> Iterator[list[str]]:
-    if "error" in answer:
-        yield [name, "", answer["error"]]
-        return
-    plain, base, above = answer["plain"], answer["base"], answer["above"]
-    budget_bytes = plain["peak_bytes"]
+def _rows(name: str, answers: dict[str, Any]) -> Iterator[list[str]]:
+    """Of plain, which every contestant's answer holds, and of each contestant."""
+    ran = [answer for answer in answers.values() if "error" not in answer]
+    if ran:
+        yield _plain_row(name, ran[0])
+    for contestant, answer in answers.items():
+        if "error" in answer:
+            yield [name, contestant, "", answer["error"]]
+        else:
+            yield [name, contestant, mib(answer["plain"]["peak_bytes"]), *_found_cells(answer)]
+
+
+def _plain_row(name: str, answer: dict[str, Any]) -> list[str]:
+    budget_bytes, above = answer["plain"]["peak_bytes"], answer["plain_above"]
     over = above.get("peak_bytes", 0) > budget_bytes
-    yield [
+    return [
         f"{name}, `{answer['field']}`",
         "plain",
         mib(budget_bytes),
-        str(base),
+        str(answer["base"]),
         "1.0",
         "",
         f"{above['value']} ({mib(above['peak_bytes'])} MiB)" if over else above.get("error", "?"),
@@ -93,12 +106,10 @@ def _rows(name: str, answer: dict[str, Any]) -> Iterator[list[str]]:
         "1.00",
         "1.00",
     ]
-    for key, found in answer["contestants"].items():
-        yield [name, key, mib(budget_bytes), *_found_cells(found, answer)]
 
 
-def _found_cells(found: dict[str, Any], answer: dict[str, Any]) -> list[str]:
-    plain, base, value = answer["plain"], answer["base"], found["value"]
+def _found_cells(found: dict[str, Any]) -> list[str]:
+    plain, base, value = found["plain"], found["base"], found["value"]
     at_least = "" if found["is_bracketed"] else "at least "
     planned = f"{at_least}{found['planned_value']}"
     above = "" if found["above"] is None else str(found["above"])

@@ -90,12 +90,16 @@ def test_every_question_names_a_field_of_its_case(what):
 
 
 def test_a_question_that_is_not_asked_is_not_measured():
-    assert reach.measure_question("length", "resnet50") == {"not_asked": True}
+    assert reach.measure_question("length", "disk", "resnet50") == {"not_asked": True}
 
 
 def test_the_table_shows_factors_speed_and_the_literature():
     ran = {"peak_bytes": 100 * MIB, "processor_ms": 100.0, "step_ms": 200.0}
     confirmed = {
+        "field": "batch",
+        "base": 8,
+        "plain": ran,
+        "plain_above": {"value": 9, "peak_bytes": 110 * MIB},
         "planned_value": 40,
         "above": 44,
         "is_bracketed": True,
@@ -113,15 +117,9 @@ def test_the_table_shows_factors_speed_and_the_literature():
         "value": None,
         "runs": [{"value": 40, "error": "took more than 700 s"}],
     }
-    answer = {
-        "field": "batch",
-        "base": 8,
-        "plain": ran,
-        "above": {"value": 9, "peak_bytes": 110 * MIB},
-        "contestants": {"bitwise": confirmed, "bitwise, disk": open_end, "lossy": not_confirmed},
-    }
+    parts = {"batch bitwise": confirmed, "batch disk": open_end, "batch lossy": not_confirmed}
     about = dict.fromkeys(("date", "commit", "torch", "python", "machine", "command"), "x")
-    rows = {"gpt2": {"batch": answer, "depth": {"error": "it broke"}}}
+    rows = {"gpt2": {**parts, "depth disk": {"error": "it broke"}}}
     text = themes.get("reach").write_markdown({"about": about, "cases": rows})
     assert "| gpt2, `batch` | plain | 100.0 | 8 | 1.0 |  | 9 (110.0 MiB) | 100.0 |" in text
     assert "| gpt2 | bitwise | 100.0 | 40 | 5.0 | 40 | 44 | 99.0 | 0.50 | 1.00 | 1 |" in text
@@ -129,4 +127,5 @@ def test_the_table_shows_factors_speed_and_the_literature():
     assert "| gpt2 | lossy | 100.0 | – | – | 40 | 44 | took more than 700 s |" in text
     assert "504 to 1916 layers" in text
     assert "it broke" in text
-    assert "Not run: batch of bert" in text
+    assert "Not run: batch of bert (bitwise, disk, lossy); " in text
+    assert "depth of gpt2 (bitwise, lossy)" in text

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import themes
 from benchmarks.processes import answer_of
+from benchmarks.run import merged
 
 ABOUT = {
     "date": "2026-01-01",
@@ -49,6 +50,16 @@ def test_a_theme_may_be_measured_in_part():
     assert theme.only(None) is theme
     some = theme.only(["soak", "floor"])
     assert (some.case_parts, some.single_parts) == (("floor",), ("soak",))
+
+
+def test_a_result_can_be_added_to():
+    old = {"about": ABOUT, "cases": {"gpt2": {"a": 1, "b": 1}}, "singles": {"x": 1}}
+    new = {"about": {**ABOUT, "commit": "def"}, "cases": {"gpt2": {"b": 2}, "vit": {"b": 2}}}
+    both = merged(old, new)
+    assert both["about"]["commit"] == "abc; def"
+    assert both["about"]["command"] == ABOUT["command"]
+    assert both["cases"] == {"gpt2": {"a": 1, "b": 2}, "vit": {"b": 2}}
+    assert both["singles"] == {"x": 1}
 
 
 def test_the_engine_theme_shows_every_part_and_what_failed():
