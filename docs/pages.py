@@ -9,11 +9,9 @@ wrote: a program, and what it prints. Bytes are the same everywhere, so a test c
 """
 
 import argparse
-import os
 import re
+import subprocess
 import sys
-import traceback
-import types
 from pathlib import Path
 
 from legroom.report import ways_data
@@ -134,34 +132,11 @@ def pages():
 
 def output_of(program):
     """What a program prints, in a process of its own: what is alive beside it counts as memory."""
-    import highspy  # noqa: F401 - what takes long to import is there before the process is made
-    import torch._dynamo
-    import torch._functorch.aot_autograd  # noqa: F401
-
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(writing, sys.stdout.fileno())
-        os._exit(_run(program))
-    os.close(writing)
-    with open(reading) as printed:
-        text = printed.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"an example failed:\n{program}")
-    return text
-
-
-def _run(program):
-    """As `python example.py` would; returns the exit code."""
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        exec(compile(program, "example.py", "exec"), vars(module))
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    sys.stdout.flush()
-    return 0
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"an example failed:\n{program}\n{done.stderr}")
+    return done.stdout
 
 
 def with_outputs(text):

@@ -110,11 +110,13 @@ def test_no_less_is_waited_than_the_channel_needs(journey):
     trips, operation_ms = journey
     made = timetable(trips, starts_of(operation_ms))
     real_ms = carried_out(trips, made, operation_ms)
+    late_ms = 0.0  # each channel may be late by what comes back when it is asked for
     for tier in ("host", "disk"):
         own = [trip for trip in trips if trip.tier == tier]
         taken_ms = sum(trip.leave_ms + trip.return_ms for trip in own)
         assert made.total_ms >= taken_ms - sum(operation_ms) - 1e-9
-    assert real_ms <= made.total_ms + max(trip.return_ms for trip in trips) + 1e-9
+        late_ms += max((trip.return_ms for trip in own), default=0.0)
+    assert real_ms <= made.total_ms + late_ms + 1e-9
 
 
 @settings(max_examples=400, deadline=None)

@@ -87,6 +87,15 @@ def test_interrupted_calls_can_be_repeated(any_disk, xs):
         assert nothing_is_left(any_disk), interrupter.where
 
 
+@pytest.fixture
+def ctrl_c():
+    """A program in the background of a shell is started so that it ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_real_signals_while_waiting(open_disk, xs):
     disk = open_disk(faulty=True)
     dice = random.Random(3)
