@@ -7,7 +7,7 @@ import torch
 from legroom.errors import TierError
 from legroom.meter import TierSpeed, tier_speed
 from legroom.meter import _tier_speed as module
-from legroom.meter._tier_speed import _line_through, _slowdown
+from legroom.meter._tier_speed import _line_through
 from legroom.tiers import Disk
 
 
@@ -48,20 +48,13 @@ def test_every_figure_is_measured(cache, disk):
     assert (used.num_slots, used.in_flight_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("cores_taken", "num_threads", "num_cores", "expected"),
-    [
-        (0.5, 1, 2, 1.0),  # a core is idle
-        (0.5, 2, 2, 1.25),
-        (1.5, 1, 2, 1.5),  # one of them is idle
-        (0.5, 4, 2, 1.125),  # no more than what moving takes
-        (0.0, 2, 2, 1.0),
-    ],
-)
-def test_computing_is_slowed_down_where_no_core_is_idle(
-    cores_taken, num_threads, num_cores, expected
-):
-    assert _slowdown(cores_taken, num_threads, num_cores) == pytest.approx(expected)
+def test_computing_is_slowed_down_by_the_time_that_moving_takes(cache, disk, monkeypatch):
+    seconds = iter((10.0, 13.0))
+    monkeypatch.setattr(module.time, "process_time", lambda: next(seconds))
+    started = module.time.perf_counter()
+    slowdown = tier_speed(disk).compute_slowdown
+    most_ms = 1e3 * (module.time.perf_counter() - started)
+    assert slowdown >= 1 + 3e3 / most_ms / torch.get_num_threads()
 
 
 def test_moving_takes_latency_and_bytes():
