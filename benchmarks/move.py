@@ -1,6 +1,6 @@
 """What does holding tensors on the disk save, what does it cost, and what does it leave behind?
 
-In go a case's name and a part (`floor`, `resident`, `less`, `choice`), or a part alone that is
+In go a case's name and a part (`floor`, `resident`, `less`), or a part alone that is
 measured once (`soak`, `interruptions`, `faults`); out comes one JSON object on stdout.
 `benchmarks.run move` puts the answers side by side.
 """
@@ -27,7 +27,7 @@ from benchmarks import cases, faults
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.cases import Case
 from benchmarks.engine import MEASURED_STEPS, WARMUP_STEPS, interleaved
-from benchmarks.exactness import compare_levels, measure_peak
+from benchmarks.exactness import compare_levels
 from benchmarks.fitting import fit_case
 from benchmarks.processes import one_line, print_answer
 from legroom import tiers
@@ -45,14 +45,10 @@ from legroom.plan import PlanOptions, planner_of
 ROUNDS = 9
 FACTORS = (10.0, 20.0)
 """How many times less than plain is to be kept for backward; 20 is vDNN's."""
-SHARES = (20, 10)
-"""Of the activations, in percent: where plans with and without the disk are compared."""
 NUM_STEPS = 200
 NUM_INTERRUPTIONS = 60
 FAULTY_MODELS = ("albert", "mistral", "t5")
 """Of transformers, made from their configurations; faults are injected into them."""
-_ROOM_BYTES = 256 * 1024
-"""Which fitting keeps free."""
 _SEED = 11
 
 
@@ -145,72 +141,15 @@ def measure_less(name: str) -> dict[str, Any]:
     }
 
 
-# -- the planner's choice against all and nothing ------------------------------------------------
-
-
-def measure_choice(name: str) -> dict[str, Any]:
-    """Step times at the same peak: all on the disk, nothing, and what the planner chooses.
-
-    All share a process: what a step takes on top of what is alive is compared.
-    """
-    torch.set_num_threads(1)
-    plain = _warm(cases.build(name))
-    try:
-        forced, handle = _fitted(name, disk=True, preset="vdnn", budget="100%")
-    except LegroomError as error:
-        return {"failed": {"all on the disk": one_line(error)}, "rows": []}
-    rows, failed = [], {}
-    bounds: dict[str, dict[str, Any]] = {"all on the disk": {"growth_bytes": _growth(forced)}}
-    bounds |= {f"{share} %": {"activations": f"{share}%"} for share in SHARES}
-    for level, bound in bounds.items():
-        runs, handles = {"plain": plain}, {}
-        if "growth_bytes" in bound:
-            runs["all"], handles["all"] = forced, handle
-        for key, disk in (("planned", True), ("without", False)):
-            try:
-                runs[key], handles[key] = _fitted(name, disk=disk, **bound)
-            except LegroomError as error:
-                failed[f"{level}, {key}"] = one_line(error)
-        rows.append(
-            {
-                "level": level,
-                "times_ms": _side_by_side({key: case.step for key, case in runs.items()}),
-                "growth": {key: _growth(case) for key, case in runs.items()},
-                "ways": {key: each.report().to_dict()["ways"] for key, each in handles.items()},
-            }
-        )
-        for each in handles.values():
-            each.undo()
-    return {"rows": rows, "failed": failed}
-
-
-def _growth(case: Case) -> int:
-    """What a step takes at its highest on top of what is alive before it."""
-    return measure_peak(case.step) - _alive_bytes()
-
-
-def _alive_bytes() -> int:
-    return measure_peak(lambda: None)
-
-
 def _warm(case: Case) -> Case:
     for _ in range(WARMUP_STEPS):
         case.step()
     return case
 
 
-def _fitted(
-    name: str, *, growth_bytes: int | None = None, **options: Any
-) -> tuple[Case, legroom.Fitted]:
-    """A case that is fitted and has been measured.
-
-    Args:
-        growth_bytes: In place of a budget: what a step may take on top of what is alive.
-    """
+def _fitted(name: str, **options: Any) -> tuple[Case, legroom.Fitted]:
+    """A case that is fitted and has been measured."""
     case = _warm(cases.build(name))
-    if growth_bytes is not None:
-        gc.collect()
-        options["budget"] = _alive_bytes() + growth_bytes + _ROOM_BYTES
     handle = fit_case(case, **options)
     try:
         for _ in range(MEASURED_STEPS + 1):
@@ -338,7 +277,6 @@ CASE_PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "floor": measure_floor,
     "resident": measure_resident,
     "less": measure_less,
-    "choice": measure_choice,
 }
 SINGLE_PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "soak": measure_soak,

@@ -114,7 +114,7 @@ def _run(
 
 def _num_parts(heat: Heat, options: ContestOptions) -> int:
     """Plain, the entries, a row of legroom's for each, and the rounds; some fall away."""
-    return 1 + len(heat.entries) * (1 if heat.rival is None else 2) + options.rounds
+    return 1 + len(heat.entries) * heat.num_each + options.rounds
 
 
 def _fingerprint(name: str, heat: Heat, options: ContestOptions) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import peers
@@ -50,11 +50,19 @@ class Heat:
         name: What it is stored under.
         entries: Without plain, and without legroom at their peaks.
         rival: Options with which legroom meets each entry; None where there is nobody to meet.
+        also: Further options with which legroom is run at the same peaks. Its rival meets these
+            rows as well: a plan with more to choose from must not be slower than one with less.
     """
 
     name: str
     entries: tuple[Entry, ...]
     rival: Mapping[str, Any] | None
+    also: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def num_each(self) -> int:
+        """How many rows an entry leads to: its own, and legroom's at its peak."""
+        return 1 if self.rival is None else 2 + len(self.also)
 
 
 def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
@@ -70,8 +78,11 @@ def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
     met = [name for name in chosen if name not in (PLAIN, OURS) and not peers.get(name).missing()]
     for key, group in _grouped(met).items():
         entries = [Entry(name, each) for name in group for each in _settings(name, quick=quick)]
-        for number, part in enumerate(_chunks(entries, max(1, (most_live - 1) // 2)), start=1):
-            heats.append(Heat(f"{key} {number}", tuple(part), peers.get(part[0].peer).rival))
+        first = peers.get(group[0])
+        heat = Heat(key, (), first.rival, first.also)
+        parts = _chunks(entries, max(1, (most_live - 1) // heat.num_each))
+        for number, part in enumerate(parts, start=1):
+            heats.append(replace(heat, name=f"{key} {number}", entries=tuple(part)))
     if OURS in chosen and not quick:
         heats += _line_heats(most_live=most_live)
     return heats

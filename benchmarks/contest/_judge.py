@@ -4,7 +4,8 @@ In go the two rows as the result file has them; out comes a verdict. See Note [V
 """
 
 # Note [Verdict]
-# 1. First memory: a measured peak above the peer's is a loss, whatever the time. On lossy terms so
+# 1. First memory: a measured peak above the peer's is a loss, whatever the time; where the peer is
+#    legroom itself with less to choose from, one above the budget of both. On lossy terms so
 #    are gradients that are further off than the peer's, by more than a tenth: some round at random.
 # 2. Then time: the ratio legroom / peer within each round, of which there is one for each step. The
 #    median of the ratios is the figure; its interval is made of two of the ratios, the ones that
@@ -23,6 +24,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from benchmarks.contest._heats import OURS
 
 COVERAGE = 0.95
 SAME_ERROR = 1.1
@@ -75,11 +78,17 @@ def _why_lost(ours: dict[str, Any], theirs: dict[str, Any], ratios: list[float])
         return f"{status}: {ours.get('why', '')}"
     if not ratios:
         return "no times"
-    if ours["peak_bytes"] > theirs["peak_bytes"]:
-        return f"peak {_mib(ours['peak_bytes'] - theirs['peak_bytes'])} above"
+    above_bytes = ours["peak_bytes"] - max(theirs["peak_bytes"], _budget_bytes(theirs))
+    if above_bytes > 0:
+        return f"peak {_mib(above_bytes)} above"
     if _is_coarser(ours, theirs):
         return f"gradients off by {ours['gradient_off']:.1e}, its by {theirs['gradient_off']:.1e}"
     return ""
+
+
+def _budget_bytes(row: dict[str, Any]) -> int:
+    budget = row.get("setting", {}).get("budget")
+    return budget if row.get("peer") == OURS and isinstance(budget, int) else 0
 
 
 def _is_coarser(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,25 +101,26 @@ def run_heat(
 
 def _add_rivals(rows: list[Row], heat: Heat, field_: _Field) -> list[Row]:
     """Legroom at the peak of each row; close peaks share one, at the lowest of them."""
+    assert heat.rival is not None, "called for heats with somebody to meet"
     added: list[Row] = []
     ready = sorted((row for row in rows if row.is_ready), key=_peak)
     while ready:
         lowest = ready[0]
         near = [row for row in ready if _peak(row) <= (1 + SAME_PEAK) * _peak(lowest)]
         ready = ready[len(near) :]
-        rival = field_.prepare(Entry(OURS, _rival_setting(near, heat)))
-        added.append(rival)
-        for row in near:
+        rival = field_.prepare(Entry(OURS, _rival_setting(near, heat.rival)))
+        further = [field_.prepare(Entry(OURS, _rival_setting(near, less))) for less in heat.also]
+        for row in (*near, *further):
             row.rival = rival.entry.label
+        added += [rival, *further]
     return added
 
 
-def _rival_setting(near: list[Row], heat: Heat) -> dict[str, Any]:
+def _rival_setting(near: list[Row], options: Mapping[str, Any]) -> dict[str, Any]:
     """A lossy rival must keep to the smallest error among those it meets."""
-    assert heat.rival is not None, "called for heats with somebody to meet"
-    setting = {"budget": _peak(near[0]), **heat.rival}
+    setting = {"budget": _peak(near[0]), **options}
     errors = [row.measured.get("gradient_off", 0.0) for row in near]
-    if heat.rival["exactness"] == "lossy" and min(errors) > 0:
+    if options["exactness"] == "lossy" and min(errors) > 0:
         setting["max_gradient_error"] = min(errors)
     return setting
 

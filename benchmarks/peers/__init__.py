@@ -17,7 +17,17 @@ from benchmarks.peers._legroom import Legroom
 from benchmarks.peers._optimizers import BitsAndBytesOptimizer, TorchaoOptimizer
 from benchmarks.peers._peer import AbstractPeer, Entrant, NotForCaseError, Setting, label_of
 from benchmarks.peers._plain import Plain
-from benchmarks.peers._presets import VDNN, ActNN, Checkmate, Chen, Echo, Gist, GistLossy, Tempo
+from benchmarks.peers._presets import (
+    VDNN,
+    ActNN,
+    Checkmate,
+    Chen,
+    Echo,
+    Gist,
+    GistLossy,
+    SuperNeurons,
+    Tempo,
+)
 from benchmarks.peers._save_on_cpu import SaveOnCpu
 from benchmarks.peers._selective import Selective
 from benchmarks.peers._unavailable import UNAVAILABLE, Unavailable
@@ -51,6 +61,7 @@ _BUILT_IN: tuple[type[AbstractPeer], ...] = (
     Gist,
     Tempo,
     VDNN,
+    SuperNeurons,
     InPlaceABN,
     Compiled,
     TorchBudget,

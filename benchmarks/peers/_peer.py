@@ -45,6 +45,8 @@ class AbstractPeer(ABC):
         exactness: What it claims: `bitwise`, `rounding` or `lossy`.
         rival: Options of `legroom.fit` that meet it on equal terms: the same exactness, the same
             kind of kernels.
+        also: Further options with which legroom is run at its peak, to be met by the rival: the
+            same for all peers with the same rival.
         settings: What is swept; one empty setting where there is nothing to set.
         quick_settings: Those of them that the quick run measures; none: it leaves the peer out.
         package: What has to be installed, if anything.
@@ -55,6 +57,7 @@ class AbstractPeer(ABC):
     summary: ClassVar[str]
     exactness: ClassVar[str]
     rival: ClassVar[Mapping[str, Any]]
+    also: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     settings: ClassVar[tuple[Setting, ...]] = (DEFAULT,)
     quick_settings: ClassVar[tuple[Setting, ...]] = ()
     package: ClassVar[str] = ""

@@ -105,11 +105,23 @@ class ActNN(_Preset):
     }
 
 
-class VDNN(_Preset):
-    """vDNN 2016."""
+class _OnDisk(_Preset):
+    rival: ClassVar[dict[str, Any]] = {**BITWISE, "disk": True}
+    also = (BITWISE,)
+    options: ClassVar[dict[str, Any]] = {"disk": True}
+
+
+class VDNN(_OnDisk):
+    """vDNN 2016: everything is moved."""
 
     name = "vdnn"
     summary = "vDNN (2016) with the disk for the host's memory, legroom's preset `vdnn`"
-    rival: ClassVar[dict[str, Any]] = {**BITWISE, "disk": True}
     preset = "vdnn"
-    options: ClassVar[dict[str, Any]] = {"disk": True}
+
+
+class SuperNeurons(_OnDisk):
+    """SuperNeurons 2018: what is costly is moved, the rest run again."""
+
+    name = "superneurons"
+    summary = "SuperNeurons (2018) with the disk for the host, legroom's preset `superneurons`"
+    preset = "superneurons"

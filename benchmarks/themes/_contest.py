@@ -101,15 +101,17 @@ def _summary(judged: dict[str, list[Judged]], rows: dict[str, Any], rounds: int)
 def _tally_by_peer(judged: dict[str, list[Judged]]) -> Iterable[str]:
     by_peer: dict[str, Counter[str]] = {}
     ratios: dict[str, list[float]] = {}
+    claims: dict[str, str] = {}
     for some in judged.values():
         for each in some:
+            claims[each.peer] = peers.get(each.theirs["peer"]).exactness
             by_peer.setdefault(each.peer, Counter())[each.verdict.outcome.value] += 1
             if each.verdict.ratio is not None:
                 ratios.setdefault(each.peer, []).append(each.verdict.ratio)
     body = [
         [
             name,
-            peers.get(name).exactness,
+            claims[name],
             *(str(counts[key]) for key in ("win", "tie", "loss")),
             f"{geometric_mean(ratios[name]):.3f}" if ratios.get(name) else "–",
         ]

@@ -21,7 +21,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judged:
-    """Legroom against one row of a peer's."""
+    """Legroom against one row of a peer's.
+
+    Attributes:
+        peer: Its name; of legroom itself with less to choose from, name and terms.
+    """
 
     peer: str
     label: str
@@ -76,7 +80,7 @@ def _judge(ours: Row, theirs: Row, plain: Row, case: str) -> Judged:
     explanation = verdict.why or _explain(ours, theirs, plain)
     note = NOTES.get((case, theirs["label"]), "")
     return Judged(
-        peer=theirs["peer"],
+        peer=line_of(theirs),
         label=f"{theirs['label']}, {_terms(ours)}" if theirs["peer"] == PLAIN else theirs["label"],
         theirs=theirs,
         ours=ours,

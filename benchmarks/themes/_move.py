@@ -31,7 +31,6 @@ def write_markdown(result: dict[str, Any]) -> str:
             {name: row["resident"] for name, row in rows.items() if "resident" in row}
         ),
         *_less_section({name: row["less"] for name, row in rows.items() if "less" in row}),
-        *_choice_section({name: row["choice"] for name, row in rows.items() if "choice" in row}),
         *_soak_section(singles.get("soak", {})),
         *_interruptions_section(singles.get("interruptions", {})),
         *_faults_section(singles.get("faults", {})),
@@ -136,39 +135,6 @@ def _less_section(seen: dict[str, Any]) -> Iterable[str]:
         *table(head, body),
         "",
     )
-
-
-def _choice_section(seen: dict[str, Any]) -> Iterable[str]:
-    body = []
-    for name, answer in seen.items():
-        if "error" in answer:
-            body.append([name, answer["error"]])
-            continue
-        for row in answer["rows"]:
-            times, growth = row["times_ms"], row["growth"]
-            body.append(
-                [
-                    name,
-                    row["level"],
-                    *(ratio_of(times, key, "plain") for key in ("all", "without", "planned")),
-                    *(mib(growth[key]) if key in growth else "–" for key in _CONTESTANTS),
-                ]
-            )
-        body += [[name, key, why] for key, why in answer.get("failed", {}).items()]
-    head = ["case", "at the peak of", "all / plain", "without / plain", "planned / plain"]
-    yield from (
-        "## The planner's choice against all on the disk, and nothing",
-        "",
-        "At what a step takes that has everything on the disk (preset `vdnn`), and at shares of "
-        "the activations. *Takes*: at its highest, on top of what is alive before it; all share a "
-        "process.",
-        "",
-        *table([*head, "all takes MiB", "without", "planned"], body),
-        "",
-    )
-
-
-_CONTESTANTS = ("all", "without", "planned")
 
 
 def _soak_section(seen: dict[str, Any]) -> Iterable[str]:

@@ -104,6 +104,12 @@ def test_a_higher_peak_loses_whatever_the_time() -> None:
     assert verdict.why == "peak 1.0 MiB above"
 
 
+def test_plans_with_less_to_choose_from_share_a_budget() -> None:
+    less = row(10.0, 10.0, peak=90, peer="legroom", setting={"budget": 100})
+    assert judge(row(1.0, 1.0, peak=95), less).outcome is Outcome.WIN
+    assert judge(row(1.0, 1.0, peak=101), less).outcome is Outcome.LOSS
+
+
 def test_coarser_gradients_lose_on_lossy_terms() -> None:
     theirs = row(10.0, gradient_off=0.1)
     for off, outcome in ((0.105, Outcome.WIN), (0.2, Outcome.LOSS)):
@@ -152,7 +158,7 @@ def test_every_setting_is_drawn_once() -> None:
                 peers.get(name).settings
             )
     assert sum(heat.rival is None for heat in heats) == 3
-    assert all(2 * len(heat.entries) + 1 <= 9 for heat in heats if heat.rival is not None)
+    assert all(heat.num_each * len(heat.entries) + 1 <= 9 for heat in heats if heat.rival)
 
 
 def test_peers_meet_legroom_on_their_terms() -> None:
@@ -189,6 +195,25 @@ def test_legroom_is_fitted_at_the_peaks(pretenders: type[Pretender]) -> None:
     failed = next(each for each in rows if each.entry.peer == "save-on-cpu")
     assert failed.to_dict()["status"] == "failed"
     assert failed.cpu_ms == []
+
+
+def test_plan_with_the_disk_meets_the_one_without(pretenders: type[Pretender]) -> None:
+    (heat,) = draw(["vdnn"], quick=False, most_live=12)
+    rows = run_heat(heat, FIELD, start=pretenders)
+    with_disk, without = settings_of("legroom")
+    assert with_disk == {"budget": 500, **BITWISE, "disk": True}
+    assert without == {"budget": 500, **BITWISE}
+    *_, vdnn, ours, less = rows
+    assert vdnn.rival == less.rival == ours.entry.label != less.entry.label
+    assert ours.rival == ""
+
+
+def test_peers_with_the_same_rival_ask_for_the_same_rows() -> None:
+    asked: dict[str, set[str]] = {}
+    for name in peers.names():
+        peer = peers.get(name)
+        asked.setdefault(terms_of(peer.rival), set()).add(str(peer.also))
+    assert all(len(each) == 1 for each in asked.values())
 
 
 def test_contestants_take_turns(pretenders: type[Pretender]) -> None:
