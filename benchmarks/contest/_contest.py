@@ -23,7 +23,7 @@ ROUNDS = 11
 QUICK_ROUNDS = 7
 _BYTES_EACH = 3 * 2**29
 """What a contestant's process may need, compiling included."""
-_MOST_LIVE = 12
+_MOST_LIVE = 16
 _DEPENDS_ON = ("src/legroom", "benchmarks/cases", "benchmarks/contest", "benchmarks/fitting.py")
 
 OnProgress = Callable[[str, int, int], None]
@@ -114,7 +114,7 @@ def _run(
 
 def _num_parts(heat: Heat, options: ContestOptions) -> int:
     """Plain, the entries, a row of legroom's for each, and the rounds; some fall away."""
-    return 1 + len(heat.entries) * heat.num_each + options.rounds
+    return 1 + heat.meets_plain + len(heat.entries) * heat.num_each + options.rounds
 
 
 def _fingerprint(name: str, heat: Heat, options: ContestOptions) -> str:

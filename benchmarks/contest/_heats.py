@@ -17,10 +17,11 @@ from benchmarks.peers import Setting, label_of
 
 PLAIN, OURS = "plain", "legroom"
 LINE: tuple[Setting, ...] = (
-    *({"activations": f"{share}%"} for share in (100, 70, 50, 35, 25, 15, 8)),
+    *({"activations": f"{share}%"} for share in (70, 50, 35, 25, 15, 8)),
     {"budget": "floor"},
 )
-"""Shares of plain's activations, beside the state, where legroom's line is drawn."""
+"""Shares of plain's activations, beside the state, where legroom's line is drawn; at plain's own
+peak it is met as a peer."""
 LINE_OPTIONS: tuple[Mapping[str, Any], ...] = (
     {"exactness": "bitwise", "executor": "eager"},
     {"exactness": "bitwise", "executor": "eager", "disk": True},
@@ -52,17 +53,23 @@ class Heat:
         rival: Options with which legroom meets each entry; None where there is nobody to meet.
         also: Further options with which legroom is run at the same peaks. Its rival meets these
             rows as well: a plan with more to choose from must not be slower than one with less.
+        meets_plain: Whether legroom meets plain as well, at its peak.
     """
 
     name: str
     entries: tuple[Entry, ...]
     rival: Mapping[str, Any] | None
     also: tuple[Mapping[str, Any], ...] = ()
+    meets_plain: bool = False
 
     @property
     def num_each(self) -> int:
         """How many rows an entry leads to: its own, and legroom's at its peak."""
         return 1 if self.rival is None else 2 + len(self.also)
+
+    def room(self, most_live: int) -> int:
+        """How many entries it may have, with so many alive at once; one at least."""
+        return max(1, (most_live - 1 - self.meets_plain) // self.num_each)
 
 
 def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
@@ -75,14 +82,15 @@ def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
     """
     chosen = [name for name in peers.names() if name in set(names)]
     heats = []
+    plain_terms = peers.get(PLAIN).rival
     met = [name for name in chosen if name not in (PLAIN, OURS) and not peers.get(name).missing()]
     for key, group in _grouped(met).items():
         entries = [Entry(name, each) for name in group for each in _settings(name, quick=quick)]
         first = peers.get(group[0])
-        heat = Heat(key, (), first.rival, first.also)
-        parts = _chunks(entries, max(1, (most_live - 1) // heat.num_each))
-        for number, part in enumerate(parts, start=1):
+        heat = Heat(key, (), first.rival, first.also, meets_plain=first.rival == plain_terms)
+        for number, part in enumerate(_chunks(entries, heat.room(most_live)), start=1):
             heats.append(replace(heat, name=f"{key} {number}", entries=tuple(part)))
+            heat = replace(heat, meets_plain=False)
     if OURS in chosen and not quick:
         heats += _line_heats(most_live=most_live)
     return heats
@@ -118,8 +126,9 @@ def _grouped(names: list[str]) -> dict[str, list[str]]:
 def _line_heats(*, most_live: int) -> Iterable[Heat]:
     for options in LINE_OPTIONS:
         entries = [Entry(OURS, {**level, **options}) for level in LINE]
-        for number, part in enumerate(_chunks(entries, most_live - 1), start=1):
-            yield Heat(f"line {terms_of(options)} {number}", tuple(part), None)
+        heat = Heat(f"line {terms_of(options)}", (), None)
+        for number, part in enumerate(_chunks(entries, heat.room(most_live)), start=1):
+            yield replace(heat, name=f"{heat.name} {number}", entries=tuple(part))
 
 
 def _chunks(entries: list[Entry], size: int) -> Iterable[list[Entry]]:

@@ -93,7 +93,7 @@ def run_heat(
         rows = [field_.prepare(Entry(PLAIN, {}))]
         rows += [field_.prepare(entry) for entry in heat.entries]
         if heat.rival is not None:
-            rows += _add_rivals(rows[1:], heat, field_)
+            rows += _add_rivals(rows if heat.meets_plain else rows[1:], heat, field_)
         field_.take_turns(rows)
         field_.finish(rows)
     return rows

@@ -17,8 +17,7 @@ from benchmarks.peers._peer import (
     Setting,
 )
 
-_BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.15, 0.1)
-_EAGER_BUDGETS = (0.5, 0.2, 0.1)
+_BUDGETS = (0.5, 0.2, 0.1)
 _FROM_MIB = 1
 """The pass leaves tensors below 100 MiB alone, of which these cases have hardly any."""
 
@@ -69,7 +68,7 @@ class TorchBudgetEager(AbstractPeer):
     summary = "activation_memory_budget with eager kernels, called so that memory is freed early"
     exactness = "bitwise"
     rival = BITWISE
-    settings = tuple({"budget": each} for each in _EAGER_BUDGETS)
+    settings = tuple({"budget": each} for each in _BUDGETS)
 
     def apply(self, case: Case, setting: Setting) -> Entrant:
         """Set the knob and compile in place with a backend that only partitions."""

@@ -15,7 +15,6 @@ from benchmarks.contest._judge import clock_of, interval, ratios_of
 from benchmarks.themes._contest_notes import NOTES
 
 _READY = "ready"
-_WHOLE = {"activations": "100%"}
 Row = dict[str, Any]
 
 
@@ -60,18 +59,14 @@ def case_rows(answer: dict[str, Any]) -> list[tuple[Row, Row]]:
 
 
 def judged_rows(answer: dict[str, Any], case: str = "") -> list[Judged]:
-    """Legroom against each row of a peer that trained, and at plain's peak against plain."""
+    """Legroom against each row of a peer that trained."""
     found = []
     for heat in heats_of(answer):
-        plain, *others = heat["rows"]
-        by_label = {row["label"]: row for row in others}
-        for theirs in others:
+        by_label = {row["label"]: row for row in heat["rows"]}
+        for theirs in heat["rows"]:
             if theirs["status"] == _READY and theirs["rival"]:
-                found.append(_judge(by_label[theirs["rival"]], theirs, plain, case))
-        for ours in others:
-            is_whole = ours["setting"].items() >= _WHOLE.items()
-            if ours["peer"] == OURS and is_whole and plain["status"] == _READY:
-                found.append(_judge(ours, plain, plain, case))
+                ours = by_label[theirs["rival"]]
+                found.append(_judge(ours, theirs, heat["rows"][0], case))
     return found
 
 
@@ -81,7 +76,7 @@ def _judge(ours: Row, theirs: Row, plain: Row, case: str) -> Judged:
     note = NOTES.get((case, theirs["label"]), "")
     return Judged(
         peer=line_of(theirs),
-        label=f"{theirs['label']}, {_terms(ours)}" if theirs["peer"] == PLAIN else theirs["label"],
+        label=theirs["label"],
         theirs=theirs,
         ours=ours,
         verdict=verdict,

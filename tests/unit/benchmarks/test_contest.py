@@ -208,6 +208,15 @@ def test_plan_with_the_disk_meets_the_one_without(pretenders: type[Pretender]) -
     assert ours.rival == ""
 
 
+def test_plain_is_met_once(pretenders: type[Pretender]) -> None:
+    heats = draw(peers.names(), quick=False, most_live=9)
+    assert [heat.name for heat in heats if heat.meets_plain] == ["bitwise 1"]
+    heat = Heat("x", (Entry("checkpoint", {}),), BITWISE, meets_plain=True)
+    plain, checkpoint, low, high = run_heat(heat, FIELD, start=pretenders)
+    assert [each["budget"] for each in settings_of("legroom")] == [400, 1000]
+    assert (plain.rival, checkpoint.rival) == (high.entry.label, low.entry.label)
+
+
 def test_peers_with_the_same_rival_ask_for_the_same_rows() -> None:
     asked: dict[str, set[str]] = {}
     for name in peers.names():

@@ -95,9 +95,16 @@ def test_wins_ties_and_losses_are_counted() -> None:
 
 def test_legroom_meets_plain_at_its_peak() -> None:
     whole = fitted(100, peak=90, step_ms=95.0)
-    whole["setting"] = {"activations": "100%", **BITWISE}
-    (judged,) = judged_rows({"heats": [{"name": "line", "terms": None, "rows": [PLAIN, whole]}]})
-    assert (judged.label, judged.verdict.outcome.value) == ("plain, bitwise", "win")
+    met = {**PLAIN, "rival": whole["label"]}
+    (judged,) = judged_rows({"heats": [{"name": "x", "terms": BITWISE, "rows": [met, whole]}]})
+    assert (judged.label, judged.verdict.outcome.value) == ("plain", "win")
+
+
+def test_plans_with_less_are_met_under_their_terms() -> None:
+    less, ours = fitted(50, peak=50, step_ms=99.0), fitted(51, peak=50, step_ms=95.0)
+    less["rival"] = ours["label"]
+    (judged,) = judged_rows({"heats": [{"name": "x", "terms": {}, "rows": [PLAIN, less, ours]}]})
+    assert (judged.peer, judged.verdict.outcome.value) == ("legroom bitwise", "win")
 
 
 def test_tables_have_every_row_and_reason() -> None:
