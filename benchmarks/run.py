@@ -72,7 +72,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("theme", nargs="?", default=_ALL, choices=(*themes.names(), _ALL))
-    parser.add_argument("--cases", default="", help="names, by commas (default: all)")
+    parser.add_argument("--cases", default="", help="names, by commas (default: the theme's)")
     parser.add_argument("--parts", default="", help="of the theme, by commas (default: all)")
     parser.add_argument("--add", action="store_true", help="keep what the result file has besides")
     parser.add_argument("--who", default="maintainers", help="who measured (in the file's name)")
@@ -103,7 +103,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def _cases_of(theme: Theme, options: argparse.Namespace) -> tuple[str, ...]:
     if options.cases:
         return tuple(options.cases.split(","))
-    return theme.quick_cases if options.quick else cases.names()
+    return theme.quick_cases if options.quick else theme.default_cases or cases.names()
 
 
 def _save(theme: Theme, result: dict[str, Any], stem: Path) -> None:

@@ -4,7 +4,7 @@
 in turns; `judge` says who won. The rules are in `benchmarks/README.md`.
 """
 
-from benchmarks.contest._contest import ContestOptions, measure_case
+from benchmarks.contest._contest import ContestOptions, measure_case, measure_heats
 from benchmarks.contest._heats import Entry, Heat, draw
 from benchmarks.contest._judge import Verdict, interval, judge
 from benchmarks.contest._process import Worker
@@ -21,5 +21,6 @@ __all__ = [
     "interval",
     "judge",
     "measure_case",
+    "measure_heats",
     "run_heat",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime
 import inspect
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class ContestOptions:
         steps: How many steps a turn has.
         threads: Of PyTorch, for everybody. One: a second core stays for whatever else runs.
         most_live: How many contestants are alive at once.
+        shares_cache: Whether legroom finds what it has timed as another contestant, and compiled.
     """
 
     peers: tuple[str, ...]
@@ -49,6 +51,7 @@ class ContestOptions:
     steps: int = 1
     threads: int = 1
     most_live: int = 0
+    shares_cache: bool = False
 
     def resolved(self) -> ContestOptions:
         """With as many contestants alive as the machine's memory allows."""
@@ -75,35 +78,62 @@ def measure_case(
         on_progress: Told what is done, and how many of how many parts are over.
     """
     heats = draw(options.peers, quick=options.quick, most_live=options.most_live)
+    return measure_heats(heats, name, options, store, commit=commit, on_progress=on_progress)
+
+
+def measure_heats(
+    heats: Sequence[Heat],
+    name: str,
+    options: ContestOptions,
+    store: Store,
+    *,
+    commit: str = "",
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """The same for heats that were drawn otherwise."""
     sizes = [_num_parts(heat, options) for heat in heats]
     done, answers = 0, []
-    for heat, size in zip(heats, sizes, strict=True):
-        key = _fingerprint(name, heat, options)
-        place = f"contest.{name}.{options.size}.{heat.name}{'.quick' if options.quick else ''}"
-        answer = store.get(place, key)
-        if answer is None:
-            counter = _Counter(f"{name}, {heat.name}", done, sum(sizes), size, on_progress)
-            answer = _run(heat, name, options, counter) | {
-                "commit": commit,
-                "date": f"{datetime.date.today():%Y-%m-%d}",
-            }
-            store.put(place, key, answer)
-        done += size
-        on_progress(f"{name}, {heat.name}", done, sum(sizes))
-        answers.append(answer)
+    with tempfile.TemporaryDirectory() as shared:
+        for heat, size in zip(heats, sizes, strict=True):
+            key = _fingerprint(name, heat, options)
+            place = f"contest.{name}.{options.size}.{heat.name}{'.quick' if options.quick else ''}"
+            answer = store.get(place, key)
+            if answer is None:
+                counter = _Counter(f"{name}, {heat.name}", done, sum(sizes), size, on_progress)
+                answer = _run(heat, _field(name, options, Path(shared)), counter) | {
+                    "commit": commit,
+                    "date": f"{datetime.date.today():%Y-%m-%d}",
+                }
+                store.put(place, key, answer)
+            done += size
+            on_progress(f"{name}, {heat.name}", done, sum(sizes))
+            answers.append(answer)
     return {"heats": answers}
 
 
 def num_parts(options: ContestOptions) -> int:
     """How much there is to do for a case, in the units that `on_progress` counts."""
     heats = draw(options.peers, quick=options.quick, most_live=options.most_live)
+    return num_parts_of(heats, options)
+
+
+def num_parts_of(heats: Sequence[Heat], options: ContestOptions) -> int:
+    """The same for heats that were drawn otherwise."""
     return sum(_num_parts(heat, options) for heat in heats)
 
 
-def _run(
-    heat: Heat, name: str, options: ContestOptions, on_done: Callable[[str], None]
-) -> dict[str, Any]:
-    field = HeatOptions(name, options.size, options.rounds, options.steps, options.threads)
+def _field(name: str, options: ContestOptions, shared: Path) -> HeatOptions:
+    return HeatOptions(
+        name,
+        options.size,
+        options.rounds,
+        options.steps,
+        options.threads,
+        shared if options.shares_cache else None,
+    )
+
+
+def _run(heat: Heat, field: HeatOptions, on_done: Callable[[str], None]) -> dict[str, Any]:
     rows = run_heat(heat, field, on_done=on_done)
     return {
         "name": heat.name,
@@ -122,7 +152,7 @@ def _fingerprint(name: str, heat: Heat, options: ContestOptions) -> str:
     modules |= {inspect.getfile(peers.get(OURS)), inspect.getfile(peers.AbstractPeer)}
     paths = [*(ROOT / each for each in _DEPENDS_ON), *(Path(each) for each in sorted(modules))]
     kept = [name, asdict(options) | {"peers": ()}, heat.name]
-    return fingerprint(paths, *kept, [(e.peer, dict(e.setting)) for e in heat.entries])
+    return fingerprint(paths, *kept, [(e.label, dict(e.setting)) for e in heat.entries])
 
 
 class _Counter:

@@ -31,14 +31,21 @@ LINE_OPTIONS: tuple[Mapping[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A peer at a setting."""
+    """A peer at a setting.
+
+    Attributes:
+        title: What tables call it; empty: the peer and its setting.
+    """
 
     peer: str
     setting: Setting
+    title: str = ""
 
     @property
     def label(self) -> str:
         """As tables have it."""
+        if self.title:
+            return self.title
         label = _our_label(self.setting) if self.peer == OURS else label_of(self.setting)
         return f"{self.peer} ({label})" if label else self.peer
 
@@ -88,7 +95,7 @@ def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:
         entries = [Entry(name, each) for name in group for each in _settings(name, quick=quick)]
         first = peers.get(group[0])
         heat = Heat(key, (), first.rival, first.also, meets_plain=first.rival == plain_terms)
-        for number, part in enumerate(_chunks(entries, heat.room(most_live)), start=1):
+        for number, part in enumerate(chunks(entries, heat.room(most_live)), start=1):
             heats.append(replace(heat, name=f"{key} {number}", entries=tuple(part)))
             heat = replace(heat, meets_plain=False)
     if OURS in chosen and not quick:
@@ -127,11 +134,12 @@ def _line_heats(*, most_live: int) -> Iterable[Heat]:
     for options in LINE_OPTIONS:
         entries = [Entry(OURS, {**level, **options}) for level in LINE]
         heat = Heat(f"line {terms_of(options)}", (), None)
-        for number, part in enumerate(_chunks(entries, heat.room(most_live)), start=1):
+        for number, part in enumerate(chunks(entries, heat.room(most_live)), start=1):
             yield replace(heat, name=f"{heat.name} {number}", entries=tuple(part))
 
 
-def _chunks(entries: list[Entry], size: int) -> Iterable[list[Entry]]:
+def chunks(entries: list[Entry], size: int) -> Iterable[list[Entry]]:
+    """The entries in their order, so many at a time."""
     numbered = itertools.groupby(enumerate(entries), key=lambda pair: pair[0] // size)
     for _, group in numbered:
         yield [entry for _, entry in group]

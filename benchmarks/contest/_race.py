@@ -66,6 +66,8 @@ class HeatOptions:
         rounds: How often each takes its turn.
         steps: How many steps a turn has.
         threads: Of PyTorch, in each process.
+        legroom_cache: A folder in which legroom finds what it has timed as another contestant;
+            None: everybody times anew.
     """
 
     case: str
@@ -73,6 +75,7 @@ class HeatOptions:
     rounds: int
     steps: int
     threads: int
+    legroom_cache: Path | None = None
 
 
 def run_heat(
@@ -181,13 +184,13 @@ class _Field:
         return row
 
     def _environment(self) -> dict[str, str]:
-        """Nobody finds what was compiled or timed before, or by another."""
+        """Nobody finds what was compiled or timed before, or by another, unless it is shared."""
         self._num_started += 1
         caches = self._folder / f"caches-{self._num_started}"
         return {
             "OMP_NUM_THREADS": str(self._options.threads),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-            "LEGROOM_CACHE_DIR": str(caches / "legroom"),
+            "LEGROOM_CACHE_DIR": str(self._options.legroom_cache or caches / "legroom"),
         }
 
     def take_turns(self, rows: list[Row]) -> None:

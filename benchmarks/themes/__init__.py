@@ -6,6 +6,7 @@ To add one: a module that measures, a file here that writes its tables, a line i
 from benchmarks.themes._contest import CONTEST
 from benchmarks.themes._engine import ENGINE
 from benchmarks.themes._growth import GROWTH
+from benchmarks.themes._ladder import LADDER
 from benchmarks.themes._meter import METER
 from benchmarks.themes._move import MOVE
 from benchmarks.themes._plan import PLAN
@@ -15,7 +16,7 @@ from benchmarks.themes._theme import Run, Theme
 
 __all__ = ["Run", "Theme", "get", "names"]
 
-_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE, SHRINK, MOVE, REACH, GROWTH, CONTEST)
+_THEMES: tuple[Theme, ...] = (METER, PLAN, ENGINE, SHRINK, MOVE, REACH, GROWTH, LADDER, CONTEST)
 
 
 def names() -> tuple[str, ...]:

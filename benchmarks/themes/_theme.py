@@ -49,6 +49,7 @@ class Theme:
         write_page: The same as one HTML page, if it has one.
         measure: Measures the one part of a case, in processes of its own, in place of `module`.
         num_parts: How much that is for a case, as its progress counts.
+        default_cases: Those that are measured where none are named; none: all.
         quick_cases: Those that a quick run measures; none: there is no quick run.
     """
 
@@ -62,6 +63,7 @@ class Theme:
     write_page: Callable[[dict[str, Any]], str] | None = None
     measure: Callable[[str, Run], dict[str, Any]] | None = None
     num_parts: Callable[[Run], int] = lambda run: 1
+    default_cases: tuple[str, ...] = ()
     quick_cases: tuple[str, ...] = ()
 
     def only(self, parts: Collection[str] | None) -> Theme:
