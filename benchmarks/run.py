@@ -1,8 +1,9 @@
 """Runs the benchmarks and writes their results; the only entry point.
 
 In go a theme and names of cases; out come `results/<theme>_<device>_<yyyymm>_<who>.json` and the
-same as Markdown, and as a page where the theme has one. Every measurement runs in a process of its
-own. What was measured is stored at once: a run that was interrupted goes on where it was.
+same as Markdown, and as a page and charts where the theme has them. Every measurement runs in a
+process of its own. What was measured is stored at once: a run that was interrupted goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -116,6 +117,10 @@ def _save(theme: Theme, result: dict[str, Any], stem: Path) -> None:
     if theme.write_page is not None:
         Path(f"{stem}.html").write_text(theme.write_page(result), encoding="utf-8")
         print(f"wrote {stem}.html")
+    for end, chart in (theme.write_charts(result) if theme.write_charts else {}).items():
+        file = stem.with_name(f"{theme.name}_{end}.svg")
+        file.write_text(chart, encoding="utf-8")
+        print(f"wrote {file}")
 
 
 def _measure(theme: Theme, names: tuple[str, ...], run: Run) -> dict[str, Any]:

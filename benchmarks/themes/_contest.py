@@ -17,6 +17,7 @@ from benchmarks import peers
 from benchmarks.contest import ContestOptions, measure_case
 from benchmarks.contest._contest import QUICK_ROUNDS, ROUNDS, num_parts
 from benchmarks.contest.worker import WARMUP_STEPS
+from benchmarks.themes._contest_chart import write_charts
 from benchmarks.themes._contest_page import render
 from benchmarks.themes._contest_rows import (
     Judged,
@@ -307,6 +308,7 @@ CONTEST = Theme(
     write_markdown=write_markdown,
     about_of=lambda run: asdict(options_of(run)),
     write_page=render,
+    write_charts=write_charts,
     measure=measure,
     num_parts=lambda run: num_parts(options_of(run)),
     quick_cases=QUICK_CASES,

@@ -51,6 +51,7 @@ class Theme:
         num_parts: How much that is for a case, as its progress counts.
         default_cases: Those that are measured where none are named; none: all.
         quick_cases: Those that a quick run measures; none: there is no quick run.
+        write_charts: Pictures for README, if it has any: `results/<theme>_<key>.svg` by key.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Theme:
     num_parts: Callable[[Run], int] = lambda run: 1
     default_cases: tuple[str, ...] = ()
     quick_cases: tuple[str, ...] = ()
+    write_charts: Callable[[dict[str, Any]], dict[str, str]] | None = None
 
     def only(self, parts: Collection[str] | None) -> Theme:
         """The theme with only these of its parts; None: with all."""
