@@ -14,6 +14,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def main() -> None:
         file = f"{theme.name}{quick}_cpu_{datetime.date.today():%Y%m}_{options.who}"
         stem = options.folder / file
         if options.add and Path(f"{stem}.json").exists():
-            result = merged(json.loads(Path(f"{stem}.json").read_text()), result)
+            old = json.loads(Path(f"{stem}.json").read_text())
+            result = merged(old, result, theme.merge)
         _save(theme, result, stem)
 
 
@@ -89,14 +91,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What was measured before, and over it what was measured now; commits and commands of both."""
+def merged(
+    old: dict[str, Any],
+    new: dict[str, Any],
+    merge: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda old, new: new,
+) -> dict[str, Any]:
+    """What was measured before, and over it what was measured now; commits and commands of both.
+
+    Args:
+        merge: What becomes of two answers to the same part of a case.
+    """
     about = {**old["about"], **new["about"]}
     for key in ("commit", "command"):
         said = [*old["about"][key].split("; "), new["about"][key]]
         about[key] = "; ".join(dict.fromkeys(said))
-    rows = {name: old["cases"].get(name, {}) for name in (*old["cases"], *new["cases"])}
-    rows = {name: {**row, **new["cases"].get(name, {})} for name, row in rows.items()}
+    rows: dict[str, dict[str, Any]] = {name: dict(row) for name, row in old["cases"].items()}
+    for name, row in new["cases"].items():
+        kept = rows.setdefault(name, {})
+        for part, answer in row.items():
+            kept[part] = merge(kept[part], answer) if part in kept else answer
     singles = {**old.get("singles", {}), **new.get("singles", {})}
     return {"about": about, "cases": rows, **({"singles": singles} if singles else {})}
 

@@ -23,6 +23,7 @@ from benchmarks.themes._contest_rows import (
     Judged,
     case_rows,
     judged_rows,
+    merge_answers,
     predictions,
     time_against,
 )
@@ -310,6 +311,7 @@ CONTEST = Theme(
     write_page=render,
     write_charts=write_charts,
     measure=measure,
+    merge=merge_answers,
     num_parts=lambda run: num_parts(options_of(run)),
     quick_cases=QUICK_CASES,
 )

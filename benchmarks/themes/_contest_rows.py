@@ -53,6 +53,19 @@ def heats_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return list(answer.get("heats", ()))
 
 
+def merge_answers(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The heats of both; a new one takes the place of those that share an entrant with it."""
+    taken = {label for heat in heats_of(new) for label in _entrants(heat)}
+    kept = [heat for heat in heats_of(old) if not taken & _entrants(heat)]
+    return {**new, "heats": [*kept, *heats_of(new)]}
+
+
+def _entrants(heat: dict[str, Any]) -> set[str]:
+    """Who was drawn: without plain, and without legroom where it meets others."""
+    absent = {PLAIN} if heat["terms"] is None else {PLAIN, OURS}
+    return {row["label"] for row in heat["rows"] if row["peer"] not in absent}
+
+
 def case_rows(answer: dict[str, Any]) -> list[tuple[Row, Row]]:
     """Every row with the plain row of its heat; plain itself once for each heat."""
     return [(row, heat["rows"][0]) for heat in heats_of(answer) for row in heat["rows"]]

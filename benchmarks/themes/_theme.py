@@ -51,6 +51,8 @@ class Theme:
         num_parts: How much that is for a case, as its progress counts.
         default_cases: Those that are measured where none are named; none: all.
         quick_cases: Those that a quick run measures; none: there is no quick run.
+        merge: An old and a new answer to the same part as one, where `--add` is to keep more of the
+            old one than the parts that were not measured now.
         write_charts: Pictures for README, if it has any: `results/<theme>_<key>.svg` by key.
     """
 
@@ -66,6 +68,7 @@ class Theme:
     num_parts: Callable[[Run], int] = lambda run: 1
     default_cases: tuple[str, ...] = ()
     quick_cases: tuple[str, ...] = ()
+    merge: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda old, new: new
     write_charts: Callable[[dict[str, Any]], dict[str, str]] | None = None
 
     def only(self, parts: Collection[str] | None) -> Theme:

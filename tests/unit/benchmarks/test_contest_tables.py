@@ -9,7 +9,7 @@ import pytest
 from benchmarks import themes
 from benchmarks.themes._contest import PART, geometric_mean, lowest_peak
 from benchmarks.themes._contest_page import page_data
-from benchmarks.themes._contest_rows import judged_rows, predictions
+from benchmarks.themes._contest_rows import judged_rows, merge_answers, predictions
 from tests.html_page import Page
 from tests.unit.benchmarks.test_themes import ABOUT
 
@@ -105,6 +105,22 @@ def test_plans_with_less_are_met_under_their_terms() -> None:
     less["rival"] = ours["label"]
     (judged,) = judged_rows({"heats": [{"name": "x", "terms": {}, "rows": [PLAIN, less, ours]}]})
     assert (judged.peer, judged.verdict.outcome.value) == ("legroom bitwise", "win")
+
+
+def test_added_heats_replace_those_with_the_same_entrants() -> None:
+    def heat(*rows: dict[str, Any], terms: dict[str, Any] | None = BITWISE) -> dict[str, Any]:
+        return {"name": "bitwise 1", "terms": terms, "rows": [PLAIN, *rows]}
+
+    checkpoint = contestant("checkpoint", "checkpoint", peak=50, step_ms=120.0)
+    chen = contestant("chen", "chen (floor)", peak=50, step_ms=120.0)
+    ours = fitted(50, peak=50, step_ms=110.0)
+    old = {"heats": [heat(checkpoint, ours), heat(ours, terms=None)]}
+    for new, expected in (
+        (heat(checkpoint, chen, ours), [old["heats"][1]]),
+        (heat(chen, ours), old["heats"]),
+        (heat(ours, terms=None), [old["heats"][0]]),
+    ):
+        assert merge_answers(old, {"heats": [new]}) == {"heats": [*expected, new]}
 
 
 def test_tables_have_every_row_and_reason() -> None:
