@@ -18,7 +18,8 @@ simulator executes and the solvers solve. See Note [Problem].
 #    decided for one of its tensors holds for all calls: such candidates are tied. And each call
 #    remakes only what it made itself: what another call reads is held.
 # 6. A need is what one operation of backward reads among the candidates, one set per variant of
-#    the operation. Where a variant needs less than another, the other is left out.
+#    the operation. Where a variant needs less than another, the other is left out, and does not
+#    count among the readers of a tensor either: a way may apply because of that.
 # 7. What is moved behind what is computed is looked after at certain operations, which are others
 #    in each call of a piece. So in a piece that is called several times, moves wait.
 
@@ -191,6 +192,15 @@ def build_problem(
     return _Builder(graph, ways, variants, costs or {}, speeds or {}).build()
 
 
+def signatures_of_ways(
+    graph: Graph,
+    ways: tuple[type[AbstractWay], ...],
+    variants: tuple[type[AbstractVariant], ...] = (),
+) -> list[str]:
+    """What ways would run themselves for the candidates: what `build_problem` asks the costs of."""
+    return _Builder(graph, ways, variants, {}, {}).signatures()
+
+
 class _Builder:
     def __init__(
         self,
@@ -209,7 +219,11 @@ class _Builder:
         self._ways = ways
         self._variants = variants
         self._costs = costs
-        self._alternatives: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        self._alternatives = {
+            op.index: self._alternatives_of(op)
+            for op in graph.operations
+            if op.phase is Phase.BACKWARD
+        }
         self._last_use = {
             tensor: op.index
             for op in graph.operations
@@ -234,26 +248,10 @@ class _Builder:
 
     def build(self) -> Problem:
         graph = self._graph
-        for op in graph.operations:
-            if op.phase is Phase.BACKWARD:
-                self._alternatives[op.index] = self._alternatives_of(op)
         chosen = self._find_candidates()
         numbers = {tensor: number for number, tensor in enumerate(chosen)}
-        needs, names = {}, {}
-        late_uses: dict[int, list[int]] = defaultdict(list)
-        for position, alternatives in self._alternatives.items():
-            sets = _without_dominated(
-                [
-                    (name, tuple(numbers[t] for t in reads if t in numbers))
-                    for name, reads in alternatives
-                ]
-            )
-            if len(sets) > 1 or sets[0][0]:
-                names[position] = tuple(name for name, _ in sets)
-            if any(each for _, each in sets):
-                needs[position] = tuple(each for _, each in sets)
-            for number in sorted({each for _, reads in sets for each in reads}):
-                late_uses[number].append(position)
+        needs, names = self._needs(numbers)
+        late_uses = _late_uses(needs)
         candidates = tuple(
             self._candidate(tensor, late_uses[number]) for number, tensor in enumerate(chosen)
         )
@@ -272,6 +270,47 @@ class _Builder:
             tied=self._ties(candidates),
             left_by_forward=self._left_by_forward(candidates),
         )
+
+    def signatures(self) -> list[str]:
+        """See `signatures_of_ways`; what somebody else holds is not encoded."""
+        chosen = self._find_candidates()
+        needs, _ = self._needs({tensor: number for number, tensor in enumerate(chosen)})
+        late_uses = _late_uses(needs)
+        found = (
+            signature
+            for number, index in enumerate(chosen)
+            if (tensor := self._graph.tensors[index]).is_planned
+            for way in self._ways
+            for signature in way.signatures(
+                tensor,
+                self._graph.operations[tensor.producer],
+                self._readers(index, late_uses[number]),
+            )
+        )
+        return list(dict.fromkeys(found))
+
+    def _needs(
+        self, numbers: dict[int, int]
+    ) -> tuple[dict[int, tuple[tuple[int, ...], ...]], dict[int, tuple[str, ...]]]:
+        """By position, what backward reads among the candidates, and by which formulas."""
+        needs, names = {}, {}
+        for position, alternatives in self._alternatives.items():
+            sets = _without_dominated(
+                [
+                    (name, tuple(numbers[t] for t in reads if t in numbers))
+                    for name, reads in alternatives
+                ]
+            )
+            if len(sets) > 1 or sets[0][0]:
+                names[position] = tuple(name for name, _ in sets)
+            if any(each for _, each in sets):
+                needs[position] = tuple(each for _, each in sets)
+        return needs, names
+
+    def _readers(self, tensor: int, late_uses: list[int]) -> tuple[OperationInfo, ...]:
+        """Operations of backward that are handed a tensor; see Note [Problem], rule 6."""
+        handed = self._graph.late_readers.get(tensor, ())
+        return tuple(op for op in handed if op.index in late_uses)
 
     def _alternatives_of(self, op: OperationInfo) -> list[tuple[str, tuple[int, ...]]]:
         found = [("", op.reads)]
@@ -310,7 +349,7 @@ class _Builder:
     def _candidate(self, index: int, late_uses: list[int]) -> Candidate:
         tensor = self._graph.tensors[index]
         producer = self._graph.operations[tensor.producer]
-        readers = self._graph.late_readers.get(index, ())
+        readers = self._readers(index, late_uses)
         options = []
         for way in self._ways:
             own = way.signatures(tensor, producer, readers)
@@ -463,6 +502,15 @@ class _Builder:
             if tensor.producer >= 0:
                 born[tensor.producer] += tensor.num_bytes
         return born
+
+
+def _late_uses(needs: dict[int, tuple[tuple[int, ...], ...]]) -> dict[int, list[int]]:
+    """By candidate, the positions that read it."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for position, sets in needs.items():
+        for number in sorted({each for reads in sets for each in reads}):
+            found[number].append(position)
+    return found
 
 
 def _without_dominated(

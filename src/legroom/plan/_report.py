@@ -26,7 +26,9 @@ from legroom.meter import (
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._planner import Planner
+from legroom.plan._problem import signatures_of_ways
 from legroom.plan._reserve import plan_with_reserve
+from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay, Exactness, RunCost
 
 OnProgress = Callable[[str, int, int], None]
@@ -148,11 +150,12 @@ def with_times(
     capture: Capture,
     stopwatch: Stopwatch,
     ways: tuple[type[AbstractWay], ...] = (),
+    variants: tuple[type[AbstractVariant], ...] = (),
     *,
     on_progress: OnProgress | None = None,
 ) -> Timed:
     """The plain and the planned graph, and what the ways would run, with times."""
-    own = _own_signatures(capture.planned, ways)
+    own = signatures_of_ways(capture.planned, ways, variants)
     times = stopwatch.measure([*_signatures(capture), *own], on_progress=on_progress)
     planned, without = _timed(capture.planned, times), capture.without_reserve
     added_ms = 0.0 if without is None else planned.step_ms - _timed(without, times).step_ms
@@ -181,12 +184,13 @@ def planner_of(
     stopwatch: Stopwatch = OperationTimes(capture.planned.device)
     if options.device is not None:
         stopwatch = ModelledTimes(options.device)
-    timed = with_times(capture, stopwatch, enabled, on_progress=on_progress)
+    formulas = variants.select(options.variant_names, exactness=exactness)
+    timed = with_times(capture, stopwatch, enabled, formulas, on_progress=on_progress)
     planner = Planner(
         timed.plain,
         timed.planned,
         ways=enabled,
-        variants=variants.select(options.variant_names, exactness=exactness),
+        variants=formulas,
         rewrites=variants.rewrites(options.variant_names, exactness=exactness),
         costs=timed.costs,
         speeds=_speeds(enabled, options, capture.planned.device, on_progress),
@@ -235,20 +239,6 @@ def _signatures(capture: Capture) -> list[str]:
         for op in graph.operations
         if op.signature
     ]
-
-
-def _own_signatures(graph: Graph, ways: tuple[type[AbstractWay], ...]) -> list[str]:
-    """What the ways would run for tensors that there is a choice for."""
-    found = (
-        signature
-        for tensor in graph.tensors
-        if tensor.is_planned and tensor.producer >= 0
-        for way in ways
-        for signature in way.signatures(
-            tensor, graph.operations[tensor.producer], graph.late_readers.get(tensor.index, ())
-        )
-    )
-    return list(dict.fromkeys(found))
 
 
 def _timed(graph: Graph, times: dict[str, OperationTime]) -> Graph:

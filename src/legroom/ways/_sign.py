@@ -94,13 +94,13 @@ class Sign(AbstractEncoding):
     origin = "Gist (binarize)"
     costs = "a thirty-second of the bytes of float32; a pass in forward, another in backward"
     when = (
-        "For a ReLU whose result is added to something, and for what goes into a leaky ReLU or a "
-        "hard sigmoid."
+        "For a ReLU whose result goes into a pooling, together with `shape-only`, or is added to "
+        "something, and for what goes into a leaky ReLU or a hard sigmoid."
     )
     not_with = (
-        "Tensors that another gradient is handed: that of a linear layer, a convolution or a "
-        "pooling behind the ReLU, or of operations that are fused with it. Nothing can be made "
-        "again from what comes back."
+        "Tensors that another gradient is handed: that of a linear layer or a convolution behind "
+        "the ReLU, of a pooling without `shape-only`, or of operations that are fused with it. "
+        "Nothing can be made again from what comes back."
     )
     readers_only = True
     put, get = define(

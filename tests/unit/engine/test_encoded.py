@@ -204,6 +204,50 @@ def test_indices_of_poolings_are_held_in_few_bits():
     check_prediction(handle, rel=0.07)
 
 
+def stacked():
+    """What Gist is about: convolutions, batch norms, ReLUs and max poolings."""
+    torch.manual_seed(0)
+    layers, num_channels = [], 3
+    for width in (8, 16):
+        layers += [nn.Conv2d(num_channels, width, 3, padding=1), nn.BatchNorm2d(width)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        num_channels = width
+    return nn.Sequential(*layers, nn.Conv2d(num_channels, 1, 3, padding=1))
+
+
+def stacked_gradients(model, step):
+    torch.manual_seed(step)
+    loss = model(torch.randn(32, 3, 32, 32)).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [
+        ({"preset": "gist", "budget": "floor"}, {"hold", "sign", "offsets"}),
+        ({"ways": ["sign", "shape-only"], "budget": "floor"}, {"hold", "sign"}),
+        (
+            {"ways": ["sign", "offsets", "shape-only"], "budget": "100%", "stash": "50%"},
+            {"hold", "sign", "offsets"},
+        ),
+    ],
+    ids=["gist", "sign", "sign and offsets"],
+)
+def test_a_bit_is_held_of_what_goes_into_a_pooling(options, used):
+    handle = check_same(stacked(), stacked_gradients, is_remade=False, **options)
+    report = handle.report()
+    assert set(report.ways) == used
+    assert report.measured_peak_bytes <= report.budget_bytes
+    check_prediction(handle, rel=0.01)
+
+
+def test_without_the_variant_a_pooling_needs_its_input():
+    options = {"budget": "floor", "preset": "gist", "without": ["shape-only"]}
+    handle = check_same(stacked(), stacked_gradients, is_remade=False, **options)
+    assert set(handle.report().ways) == {"hold", "offsets"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fewbit2", "offsets", "sketch", "integer4"])
 def test_compiled_kernels_encode_and_decode(way):
