@@ -31,6 +31,7 @@ from legroom.capture._fake_rules import fake_rules
 from legroom.capture._fused import in_memory_order
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
+from legroom.capture._in_place import write_in_place
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kernels import kernel_compiler
 from legroom.capture._kinds import STATE, Kind, Phase
@@ -120,4 +121,5 @@ __all__ = [
     "unread_places",
     "untraced",
     "without_sizes",
+    "write_in_place",
 ]

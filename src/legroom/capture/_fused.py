@@ -141,6 +141,17 @@ def run_whole(given: Sequence[torch.Tensor], program: str) -> torch.Tensor:
 
 def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
     result = _empty_of_shape(given, program, _broadcast(*(each.shape for each in given)))
+    return _write(given, program, result)
+
+
+def run_into(given: list[torch.Tensor], program: str, place: int) -> torch.Tensor:
+    """What a program returns, in the memory of one of those given, which it has the layout of."""
+    return _write(given, program, given[place], place)
+
+
+def _write(
+    given: list[torch.Tensor], program: str, result: torch.Tensor, place: int | None = None
+) -> torch.Tensor:
     if not result.numel():
         return result
     if all(is_alike(each, result) for each in given if each.dim()):
@@ -149,7 +160,7 @@ def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
         ends = runs_of(result.shape, [each.shape for each in given])
         assert ends is not None, "bug in legroom: what was fused cannot be broadcast"
         cut = [_in_runs(each, result.dim(), ends) for each in (*given, result)]
-    kernel = kernel_of(program, cut)
+    kernel = kernel_of(program, cut, place)
     if kernel is not None:
         kernel(cut)
     else:

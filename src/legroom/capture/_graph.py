@@ -13,8 +13,9 @@ test, or written by hand. See Note [Graph].
 #    producer to its last use, or less. Outside, and for what a piece returns, it lives as recorded:
 #    until after operation `released_after`, or to the end of the step and beyond (None).
 # 4. A tensor with `producer` -1 was alive before the step: weights, optimizer state, batches.
-# 5. Inside a piece nothing is written in place. `updates` are writes into tensors that existed
-#    before (buffers, weights in the optimizer); such an operation never runs twice.
+# 5. `updates` are writes into tensors that existed before: buffers, weights in the optimizer, and
+#    in a piece's backward an operand that nobody else reads (Note [In place]). Such an operation
+#    never runs twice.
 
 from __future__ import annotations
 

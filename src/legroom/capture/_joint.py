@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from legroom.capture._fuse import fuse
+from legroom.capture._in_place import note_in_place, written_into
 from legroom.capture._into_zeros import write_into_zeros
 from legroom.capture._losses import copy_losses
 from legroom.capture._nodes import is_tangent, nodes_of_backward
@@ -127,7 +128,7 @@ def read_joint_graph(
     root: str,
 ) -> PieceCode:
     """The piece that a joint graph describes; the graph is changed first, see Note [Fusing],
-    Note [Into zeros] and Note [Losses].
+    Note [Into zeros], Note [Losses] and Note [In place].
 
     Args:
         num_forward_outputs: How many of the graph's outputs forward returns.
@@ -137,6 +138,7 @@ def read_joint_graph(
     write_into_zeros(joint)
     copy_losses(joint)
     fuse(joint)
+    note_in_place(joint)
     return _Reader(joint, module_path, root).read(num_forward_outputs)
 
 
@@ -231,9 +233,14 @@ class _Reader:
     def _operation(self, node: fx.Node) -> LocalOperation | None:
         if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
             return None
+        written = _written_nodes(node)
+        operand = written_into(node)
+        if operand is not None:
+            written.append(operand)
+            self._join(node, operand)
         made = [value for value in _flat(node.meta.get("val")) if _has_storage(value)]
         new = [value for value in made if value.untyped_storage()._cdata not in self._number]
-        updates = self._numbers_of(_written_nodes(node))
+        updates = self._numbers_of(written)
         if not new and not updates:
             return None
         unread = {node.args[place] for place in unread_places(node)}
@@ -252,6 +259,12 @@ class _Reader:
             line=line,
             module=module,
         )
+
+    def _join(self, node: fx.Node, operand: fx.Node) -> None:
+        """Let a node's storage be that of an operand; see Note [In place], rule 4."""
+        storage = node.meta["val"].untyped_storage()
+        (self._number[storage._cdata],) = self._numbers_of([operand])
+        self._kept.append(storage)
 
     def _numbers_of(self, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
         values = (value for node in nodes for value in _values(node) if _has_storage(value))

@@ -162,8 +162,13 @@ def _source(
     dtypes: Sequence[torch.dtype],
     kinds: Sequence[_Kind],
     forms: Mapping[Any, str] = _FORMS,
+    place: int | None = None,
 ) -> str:
-    """The kernel of a program; `kinds` says of each tensor given how it is broadcast."""
+    """The kernel of a program; `kinds` says of each tensor given how it is broadcast.
+
+    Args:
+        place: Of the tensor given that the result takes the place of; None: of none.
+    """
     steps = read_program(program)
     known = list(dtypes)
     lines = []
@@ -184,12 +189,14 @@ def _source(
         made, computes = _typed(step.dtype), _expression(step, operands, computed, forms)
         lines.append(f"const {made} v{len(known)} = ({made})({computes});")
         known.append(step.dtype)
-    pointers = [
-        f"const {_typed(dtype)}* __restrict p{number} = (const {_typed(dtype)}*)p[{number}];"
+    result = _typed(steps[-1].dtype)
+    pointers = [f"{result}* __restrict out = ({result}*)p[{len(dtypes)}];"]
+    pointers += [
+        f"const {_typed(dtype)}* p{number} = out;"
+        if number == place
+        else f"const {_typed(dtype)}* __restrict p{number} = (const {_typed(dtype)}*)p[{number}];"
         for number, dtype in enumerate(dtypes)
     ]
-    result = _typed(steps[-1].dtype)
-    pointers.append(f"{result}* __restrict out = ({result}*)p[{len(dtypes)}];")
     lines.append(f"out[i] = v{len(known) - 1};")
     body = "".join(f"    {each}\n" for each in lines)
     loop = _FLAT_LOOP if all(len({*kind}) == 1 for kind in kinds) else _LOOP
@@ -248,13 +255,17 @@ def _typed(dtype: torch.dtype) -> str:
 # From source to function -------------------------------------------------------------------------
 
 
-def kernel_of(program: str, cut: Sequence[torch.Tensor]) -> Kernel | None:
-    """The kernel of a program for tensors cut like these; None where there is none."""
+def kernel_of(program: str, cut: Sequence[torch.Tensor], place: int | None = None) -> Kernel | None:
+    """The kernel of a program for tensors cut like these; None where there is none.
+
+    Args:
+        place: Of the tensor given that is the result as well; None: none is.
+    """
     if cut[-1].dim() > _MOST_LOOPS or not all(each.is_contiguous() for each in cut):
         return None
     shape = cut[-1].shape
     kinds = tuple(_kind_of(each.shape, shape) for each in cut[:-1])
-    return _kernel(program, tuple(each.dtype for each in cut[:-1]), kinds)
+    return _kernel(program, tuple(each.dtype for each in cut[:-1]), kinds, place)
 
 
 def _kind_of(shape: Sequence[int], whole: Sequence[int]) -> _Kind:
@@ -265,10 +276,13 @@ def _kind_of(shape: Sequence[int], whole: Sequence[int]) -> _Kind:
 
 @functools.lru_cache(maxsize=4096)
 def _kernel(
-    program: str, dtypes: tuple[torch.dtype, ...], kinds: tuple[_Kind, ...]
+    program: str,
+    dtypes: tuple[torch.dtype, ...],
+    kinds: tuple[_Kind, ...],
+    place: int | None,
 ) -> Kernel | None:
     try:
-        run = _function(_find_compiler(), _source(program, dtypes, kinds))
+        run = _function(_find_compiler(), _source(program, dtypes, kinds, place=place))
     except (_NotWrittenError, OSError, subprocess.SubprocessError, RuntimeError):
         return None
     return functools.partial(_call, run)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import fx
 
-from legroom.capture import FUNCTIONAL, real_tensors
+from legroom.capture import FUNCTIONAL, real_tensors, write_in_place
 from legroom.errors import TorchInterfaceError, UsageError
 from legroom.registry import unknown_name
 from legroom.ways import Exactness
@@ -51,6 +51,7 @@ class Eager(Executor):
             from torch.fx.graph import _BoxedCodeGen
         except ImportError:
             raise TorchInterfaceError("torch.fx.graph._BoxedCodeGen", tested=_TESTED) from None
+        write_in_place(graph.graph)
         graph.graph.set_codegen(_BoxedCodeGen())
         graph.recompile()
         forward = graph.forward
