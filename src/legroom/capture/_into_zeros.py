@@ -38,7 +38,9 @@ def _index_put(
     values: Tensor,
     accumulate: bool = False,
 ) -> Tensor:
-    return values.new_zeros(size).index_put_(indices, values, accumulate)
+    # The method takes no None at the front, as `x[:, rows]` has it.
+    made: Tensor = aten.index_put_.default(values.new_zeros(size), indices, values, accumulate)
+    return made
 
 
 def _define(name: str, arguments: str, function: Callable[..., Tensor]) -> Any:
@@ -65,9 +67,9 @@ FUNCTIONAL[_SCATTER] = lambda size, dim, index, src: src.new_zeros(size).scatter
 FUNCTIONAL[_SCATTER_ADD] = lambda size, dim, index, src: src.new_zeros(size).scatter_add(
     dim, index, src
 )
-FUNCTIONAL[_INDEX_PUT] = lambda size, indices, values, accumulate=False: values.new_zeros(
-    size
-).index_put(indices, values, accumulate)
+FUNCTIONAL[_INDEX_PUT] = lambda size, indices, values, accumulate=False: aten.index_put.default(
+    values.new_zeros(size), indices, values, accumulate
+)
 
 
 def write_into_zeros(joint: fx.GraphModule) -> None:

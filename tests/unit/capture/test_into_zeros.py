@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from legroom.capture._into_zeros import _WRITES
+from legroom.capture._operations import FUNCTIONAL
 from tests.unit.capture.test_step_capture import capture_of
 from tests.unit.engine.training import check_prediction, check_same
 
@@ -77,3 +78,12 @@ def test_each_does_what_the_two_did(func):
     args = (0, index, torch.randn(6, 4)) if place == 3 else ([index[:, 0]], torch.randn(6, 4), True)
     expected = func(torch.zeros(9, 4), *args)
     assert torch.equal(ours([9, 4], *args), expected)
+
+
+def test_a_lookup_may_begin_with_a_whole_dimension():
+    rows, values = torch.tensor([3, 1, 3]), torch.randn(4, 3, 2)
+    expected = torch.zeros(4, 5, 2)
+    expected[:, 3], expected[:, 1] = values[:, 0] + values[:, 2], values[:, 1]
+    operation = torch.ops.legroom.index_put_into_zeros.default
+    assert torch.equal(operation([4, 5, 2], [None, rows], values, True), expected)
+    assert torch.equal(FUNCTIONAL[operation]([4, 5, 2], [None, rows], values, True), expected)
