@@ -65,7 +65,7 @@ def compare_in_a_process(rank, port, cache):
     wrapped = DistributedDataParallel(plain, find_unused_parameters=True)
     expected = train(plain, gradients(wrapped), sgd(plain), seed=rank)
     optimizer = sgd(model)
-    handle = legroom.fit(model, activations="90%", optimizer=optimizer)
+    handle = legroom.fit(model, activations="70%", optimizer=optimizer)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     with pytest.raises(UsageError, match="fit the model inside"):
         legroom.fit(wrapped, activations="90%")
