@@ -20,6 +20,7 @@ then write into one of their operands. See Note [In place].
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -200,19 +201,13 @@ def _key(node: fx.Node) -> int | None:
 
 def _is_fresh(node: fx.Node) -> bool:
     """Whether an operation has made it that hands out memory of its own."""
-    whole: Any = node
-    while whole.op == "call_function" and _is_part(whole):
-        whole = whole.args[0]
+    whole: Any = node.args[0] if node.target is operator.getitem else node
     target = whole.target
     return (
         isinstance(target, torch._ops.OpOverload)
         and target.namespace in _OWNERS
         and not target._schema.is_mutable
     )
-
-
-def _is_part(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
 
 
 def _is_whole(node: fx.Node) -> bool:
