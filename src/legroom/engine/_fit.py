@@ -19,6 +19,9 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    Above the budget: what is beyond the prediction lies outside the plan. A budget that is a share
 #    is then one of a larger peak. What is still above is set aside and the step planned anew; after
 #    two such attempts it is an error.
+# 5. Kinds of call that come later have as much as those before them: a share is of the largest step
+#    so far, not of a last batch that is smaller. By then there is training to lose. So where no
+#    plan fits, or more is measured, that is said, and the lowest plan is used.
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ from legroom.engine.graph import (
     choose_executor,
     guard,
 )
-from legroom.errors import UsageError
+from legroom.errors import InfeasibleError, LegroomError, UsageError
 from legroom.plan import OnProgress, PlanOptions, allowed_ways
 from legroom.ways import take_overflows
 
@@ -178,6 +181,10 @@ def fitted_around(module: nn.Module) -> Fitted | None:
         if each._module is not module and any(part is module for part in each._module.modules()):
             return each
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
@@ -409,13 +416,28 @@ class Fitted:
         kind.is_checked = True
 
     def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
+        """See Note [Fitted calls], rule 5."""
+        known = [kind.step_plan for kind in self._plans.values()]
+        known += [self._plan_of_step] if self._plan_of_step is not None else []
+        least_bytes = max((each.budget_bytes for each in known), default=0)
+        try:
+            return self._plan(step, self._options, least_bytes)
+        except InfeasibleError as error:
+            if not known:
+                raise
+            self.say(f"{_first_line(error)} For this kind of call the lowest plan is used")
+        options = replace(self._options, budget="floor", activations=None, stash=None)
+        return self._plan(step, options, least_bytes)
+
+    def _plan(self, step: Callable[[], object], options: PlanOptions, least_bytes: int) -> StepPlan:
         self._is_busy = guard.is_planning = True
         try:
             return plan_call(
                 step,
-                self._options,
+                options,
                 models=[self._module],
                 forgets=not self._plans and guard.is_alone,
+                least_bytes=least_bytes,
                 on_progress=self._on_progress,
             )
         finally:
@@ -503,6 +525,16 @@ class Fitted:
         if self._latest is not None:
             self._latest.step_plan.reserve(num_bytes)
             self.compile_again(self._latest.step_plan)
+
+    def refuse(self, kind: PlannedKind, error: LegroomError) -> None:
+        """A kind of call cannot be kept within the budget; see Note [Fitted calls], rule 5.
+
+        Raises:
+            LegroomError: It is the first kind, so training has just begun.
+        """
+        if next(iter(self._plans.values()), kind) is kind:
+            raise error
+        self.say(f"{_first_line(error)} Training goes on")
 
     def progress(self, done: int, total: int) -> None:
         """Tell how far measuring has come."""

@@ -145,16 +145,20 @@ class PlannedKind:
             predicted_bytes=predicted,
         )
         if plan.replans >= MOST_REPLANS:
-            raise too_much
+            self._owner.refuse(self, too_much)
+            return
+        share = "" if plan.budget.num_bytes is not None else f", {plan.budget}"
         self._owner.say(
             f"measured peak {format_bytes(reading.peak_bytes)} is above the budget of "
-            f"{format_bytes(plan.budget_bytes)} (predicted {format_bytes(predicted)}): planning "
-            "again with the difference set aside"
+            f"{format_bytes(plan.budget_bytes)}{share} (predicted {format_bytes(predicted)}): "
+            "planning again with the difference set aside"
         )
         try:
             plan.tighten(reading.peak_bytes - predicted)
         except InfeasibleError as error:
-            raise too_much from error
+            too_much.__cause__ = error
+            self._owner.refuse(self, too_much)
+            return
         self._owner.compile_again(plan)
 
     def report(self, owner: Fitted) -> RunReport:

@@ -52,6 +52,8 @@ class StepPlan:
         options: Those that it was captured with; see Note [Reserve].
         budget: As it was asked for; a share means another number of bytes once it is known what
             lies outside the made-up step.
+        least_bytes: What the budget is at least, if it is not in bytes: what other kinds of call
+            may take.
         reserved_bytes: What was measured beyond the prediction, and is kept free since.
         outside_bytes: The most that was measured beyond the prediction.
         gradient_error: How far a lossy plan's gradients are off, relatively; None if not measured.
@@ -66,6 +68,7 @@ class StepPlan:
     programs: dict[int, PieceProgram]
     notes: list[str]
     planning_s: float
+    least_bytes: int = 0
     reserved_bytes: int = 0
     outside_bytes: int = 0
     replans: int = 0
@@ -80,8 +83,9 @@ class StepPlan:
     def note_outside(self, excess_bytes: int) -> None:
         """So much more was measured than predicted: a share is now of a larger peak."""
         self.outside_bytes = max(self.outside_bytes, excess_bytes)
-        if self.budget.num_bytes is None:
-            self.budget_bytes = _bytes_of(self.budget, self.planner, self.outside_bytes)
+        self.budget_bytes = _bytes_of(
+            self.budget, self.planner, self.outside_bytes, self.least_bytes
+        )
 
     def use(self, options: PlanOptions) -> None:
         """Plan again for the same budget with other ways.
@@ -173,9 +177,13 @@ def plan_call(
     *,
     models: Iterable[nn.Module],
     forgets: bool,
+    least_bytes: int = 0,
     on_progress: OnProgress | None = None,
 ) -> StepPlan:
     """Capture a step, time its operations and plan it.
+
+    Args:
+        least_bytes: What a budget that is not in bytes is at least.
 
     Raises:
         NothingCapturedError: No part of the call could be captured.
@@ -193,7 +201,7 @@ def plan_call(
     )
 
     def plan(capture: Capture, options: PlanOptions) -> StepPlan:
-        return _plan_capture(capture, options, started, on_progress)
+        return _plan_capture(capture, options, started, least_bytes, on_progress)
 
     return plan_with_reserve(
         capture, options, plan, floor_bytes=lambda step_plan: step_plan.planner.floor_bytes
@@ -201,12 +209,16 @@ def plan_call(
 
 
 def _plan_capture(
-    capture: Capture, options: PlanOptions, started: float, on_progress: OnProgress | None
+    capture: Capture,
+    options: PlanOptions,
+    started: float,
+    least_bytes: int,
+    on_progress: OnProgress | None,
 ) -> StepPlan:
     planner, notes = planner_of(capture, options, on_progress=on_progress)
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
-    budget_bytes = _bytes_of(budget, planner, 0)
+    budget_bytes = _bytes_of(budget, planner, 0, least_bytes)
     plan, programs = _plan_within(planner, budget_bytes)
     return StepPlan(
         capture=capture,
@@ -218,6 +230,7 @@ def _plan_capture(
         programs=programs,
         notes=notes,
         planning_s=time.perf_counter() - started,
+        least_bytes=least_bytes,
         not_planned=_not_planned(planner),
     )
 
@@ -250,13 +263,16 @@ def _room_above(floor_bytes: int) -> int:
     return max(_SLACK_BYTES, floor_bytes // _SLACK_SHARE)
 
 
-def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int) -> int:
+def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int, least_bytes: int) -> int:
     """What a budget means, with so much outside the plan."""
+    if budget.num_bytes is not None:
+        return budget.num_bytes
     if budget.is_floor or budget.is_free:
         inside = planner.bytes_of(budget)
-        return inside + _room_above(inside) + outside_bytes
+        return max(inside + _room_above(inside) + outside_bytes, least_bytes)
     plain = planner.plain
-    return budget.resolve(plain.peak_bytes + outside_bytes, plain.state_bytes)
+    wanted = budget.resolve(plain.peak_bytes + outside_bytes, plain.state_bytes)
+    return max(wanted, least_bytes)
 
 
 def made_up_step(

@@ -1,0 +1,68 @@
+"""Calls of several sizes under one budget: the last batch of an epoch, a larger one later."""
+
+import copy
+
+import pytest
+import torch
+
+import legroom
+from legroom.errors import InfeasibleBudgetError
+from tests.unit.engine.training import Net, batch, first_difference, sgd, train
+
+
+def of_sizes(*rows):
+    def gradients(model, step):
+        loss = model(*batch(step, rows=rows[step]))
+        loss.backward()
+        return loss
+
+    return gradients
+
+
+def trained(rows, **options):
+    """Train plain and fitted with a batch of so many rows in each step; the handle and events."""
+    torch.manual_seed(0)
+    model = Net()
+    plain = copy.deepcopy(model)
+    expected = train(plain, of_sizes(*rows), sgd(plain), num_steps=len(rows))
+    optimizer = sgd(model)
+    handle = legroom.fit(model, optimizer=optimizer, **options)
+    said = []
+    handle._on_event = said.append
+    actual = train(model, of_sizes(*rows), optimizer, num_steps=len(rows))
+    assert first_difference(expected, actual) is None
+    handle.undo()
+    return handle, said
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": "60%"}, {"budget": "floor"}, {"activations": "50%"}]
+)
+def test_smaller_last_batch_has_the_budget_of_the_others(options):
+    handle, said = trained([512, 512, 512, 8], **options)
+    kinds = [kind.step_plan for kind in handle._plans.values()]
+    assert len(kinds) == 2
+    assert kinds[1].budget_bytes == kinds[0].budget_bytes
+    assert kinds[1].plan.added_ms == 0  # it fits as it is
+    assert said == []
+
+
+def test_a_share_is_of_the_largest_step():
+    handle, _ = trained([256, 1024, 1024, 1024], activations="60%")
+    small, large = (kind.step_plan for kind in handle._plans.values())
+    assert large.budget_bytes > small.budget_bytes
+
+
+def test_a_later_kind_that_does_not_fit_ends_nothing():
+    handle, said = trained([64, 64, 64, 1024], budget=400_000)
+    assert any("no plan fits" in each and "lowest plan is used" in each for each in said)
+    kinds = [kind.step_plan for kind in handle._plans.values()]
+    assert kinds[1].plan.predicted_peak_bytes > 400_000
+
+
+def test_a_first_kind_that_does_not_fit_is_an_error():
+    model = Net()
+    handle = legroom.fit(model, budget=100_000)
+    with pytest.raises(InfeasibleBudgetError):
+        model(*batch(0, rows=512))
+    handle.undo()
