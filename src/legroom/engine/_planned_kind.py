@@ -128,7 +128,7 @@ class PlannedKind:
         if reading.resident_bytes is not None:
             self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
         predicted = plan.plan.predicted_peak_bytes
-        allowed = plan.budget_bytes
+        allowed = plan.budget_bytes + plan.slack_bytes
         close_holes()  # which planning and compiling have left, some of them late
         if self._num_readings == 1:
             allowed += max(_COMPILING_BYTES, allowed // 50)
@@ -137,7 +137,7 @@ class PlannedKind:
         if reading.peak_bytes <= allowed:
             return
         plan.note_outside(reading.peak_bytes - predicted)
-        if reading.peak_bytes <= plan.budget_bytes:
+        if reading.peak_bytes <= plan.budget_bytes + plan.slack_bytes:
             return
         too_much = BudgetExceededError(
             budget_bytes=plan.budget_bytes,

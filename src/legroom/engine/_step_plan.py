@@ -80,6 +80,11 @@ class StepPlan:
         """The plain step's peak, with what was measured outside the made-up step."""
         return self.planner.plain.peak_bytes + self.outside_bytes
 
+    @property
+    def slack_bytes(self) -> int:
+        """What no plan could lower: scalars of the loop, beside a step that runs as it is."""
+        return 0 if self.programs else _slack_within(self.budget_bytes)
+
     def note_outside(self, excess_bytes: int) -> None:
         """So much more was measured than predicted: a share is now of a larger peak."""
         self.outside_bytes = max(self.outside_bytes, excess_bytes)
@@ -244,7 +249,7 @@ def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, P
 
     Not where the step fits as it is: nothing of ours is alive then.
     """
-    slack_bytes = min(_SLACK_BYTES, budget_bytes // _SLACK_SHARE)
+    slack_bytes = _slack_within(budget_bytes)
     programs = planner.programs(budget_bytes) if planner.fits_as_it_is(budget_bytes) else None
     if programs == {}:
         return planner.plan(budget_bytes), programs
@@ -257,6 +262,10 @@ def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, P
         return planner.plan(budget_bytes), planner.programs(budget_bytes)
     except InfeasibleBudgetError as error:
         raise error.with_room(_room_above(error.floor_bytes)) from None
+
+
+def _slack_within(budget_bytes: int) -> int:
+    return min(_SLACK_BYTES, budget_bytes // _SLACK_SHARE)
 
 
 def _room_above(floor_bytes: int) -> int:

@@ -66,3 +66,38 @@ def test_a_first_kind_that_does_not_fit_is_an_error():
     with pytest.raises(InfeasibleBudgetError):
         model(*batch(0, rows=512))
     handle.undo()
+
+
+class Table(torch.nn.Module):
+    """Its peak is in the optimizer, where no plan lowers it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(4000, 64), torch.nn.Linear(64, 1)
+
+    def forward(self, rows):
+        return self.head(self.table(rows)).square().mean()
+
+
+def test_a_loss_that_the_loop_keeps_is_no_reason_to_stop():
+    torch.manual_seed(0)
+    model, kept = Table(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        kept.append(model(torch.arange(32)))
+        kept[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    kept.clear()
+    budget = legroom.plan(step, points=0).plain_peak_bytes
+    kept.clear()
+    handle = legroom.fit(model, budget=budget, step=step)
+    kept.clear()
+    for _ in range(6):
+        step()  # a few bytes more each time
+    assert handle.report().measured_peak_bytes > budget
+    handle.undo()
