@@ -40,6 +40,7 @@ from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured
 from legroom.capture._heap import nested_tensors, scan_heap
 from legroom.capture._kinds import Kind, Phase
+from legroom.capture._loaders import loaders_without_workers
 from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
 from legroom.capture._pieces import Pieces, SourceInfo
 from legroom.capture._rnn import rnn_operations
@@ -146,6 +147,7 @@ class StepCapture(AbstractTrainingObserver):
         self._watch = ModuleWatch(self._paths)
         self._exchange(mode)
         self._open.enter_context(_eager_stance())
+        self._open.enter_context(loaders_without_workers())
         self._open.enter_context(fake_rules())
         self._open.enter_context(mode)
         self._open.enter_context(self._recorder)
