@@ -139,6 +139,8 @@ def test_ctrl_c_while_captured_is_an_interruption(legroom, tmp_path):
     run = legroom("plan", script)
     assert run.returncode == 130, run.stderr
     assert "made up" not in run.stderr.splitlines()[-1]
+    assert "was interrupted" in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize(
