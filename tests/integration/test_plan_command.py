@@ -120,7 +120,7 @@ def test_script_with_too_few_steps_says_how_many(legroom):
 
 
 def test_script_that_fails_while_captured_shows_its_traceback(legroom, tmp_path):
-    text = Path(MLP).read_text().replace("loss.item()", "loss.detach().numpy()")
+    text = Path(MLP).read_text().replace("loss.item()", "{}[loss.item()]")
     (tmp_path / "fails.py").write_text(text.replace("print(number", "print(number, number"))
     run = legroom("plan", "fails.py")
     assert run.returncode == 1
@@ -139,6 +139,8 @@ def test_ctrl_c_while_captured_is_an_interruption(legroom, tmp_path):
     run = legroom("plan", script)
     assert run.returncode == 130, run.stderr
     assert "made up" not in run.stderr.splitlines()[-1]
+    assert "was interrupted" in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,10 @@ from legroom.capture._fake_rules import fake_rules
 from legroom.capture._graph import Graph, NotCaptured
 from legroom.capture._heap import nested_tensors, scan_heap
 from legroom.capture._kinds import Kind, Phase
+from legroom.capture._loaders import loaders_without_workers
 from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
 from legroom.capture._pieces import Pieces, SourceInfo
+from legroom.capture._reads import answered_reads
 from legroom.capture._rnn import rnn_operations
 from legroom.capture._sites import line_of
 from legroom.capture._step_graph import build_graph
@@ -146,9 +148,11 @@ class StepCapture(AbstractTrainingObserver):
         self._watch = ModuleWatch(self._paths)
         self._exchange(mode)
         self._open.enter_context(_eager_stance())
+        self._open.enter_context(loaders_without_workers())
         self._open.enter_context(fake_rules())
         self._open.enter_context(mode)
         self._open.enter_context(self._recorder)
+        self._open.enter_context(answered_reads(self._recorder))
         self._plain_hooks = contextlib.ExitStack()
         self._open.enter_context(self._plain_hooks)
         self._begin(self._steps[0])
@@ -433,8 +437,8 @@ def _run(step: Callable[[], object]) -> None:
         raise CaptureFailedError(
             f"the step failed while it was captured, on tensors that have no memory: "
             f"{type(error).__name__}: {error}\n"
-            "  what needs a tensor's values (`.numpy()`, `.tolist()`) cannot be captured.\n"
-            "  try: a step without it; `.item()` is answered with a stand-in"
+            "  what needs a tensor's memory (`.data_ptr()`, other libraries) cannot be captured.\n"
+            "  try: a step without it; `.item()`, `.numpy()` and formats are answered with ones"
         ) from error
 
 

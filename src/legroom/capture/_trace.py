@@ -344,17 +344,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return *self._site_of_node.get(node._sequence_nr(), (-1, "")), False
 
     def _value_of(self, tensor: torch.Tensor) -> Any:
+        values = self.values_of(tensor)
+        with real_tensors():
+            return values.item()
+
+    def values_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of a tensor that the program reads: a real one; ones where nothing is known.
+
+        Ones take the memory of one. Where they were made up is listed in `assumed`.
+        """
         known = tensor if not isinstance(tensor, FakeTensor) else tensor.constant
         raw = self.find(tensor)
         if known is not None and (raw is None or raw.index not in self._unknown):
-            with real_tensors():
-                return known.item()
+            return known
         if self.phase is not Phase.OPTIMIZER:
             site = self.sites.here(self.current_module())
             self.assumed[site] = self.assumed.get(site, 0) + 1
-        if tensor.dtype is torch.bool:
-            return True
-        return 1.0 if tensor.dtype.is_floating_point else 1
+        with real_tensors():
+            return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+
+    def hears(self, tensor: FakeTensor) -> bool:
+        """Whether the program itself asks for a fake of this recording."""
+        is_ours = tensor.fake_mode is self._mode and not self._pauses
+        return is_ours and TracingContext.try_get() is None
 
     def _to_fake(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):

@@ -7,6 +7,7 @@ a traceback, and exits with the code of the error's class.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -18,7 +19,7 @@ from legroom.cli._show import show_command
 from legroom.cli._tiers import tiers_command
 from legroom.cli._verify import verify_command
 from legroom.cli._ways import ways_command
-from legroom.errors import LegroomError, ScriptError
+from legroom.errors import LegroomError, ScriptError, ScriptInterruptedError
 
 _COMMANDS = (
     profile_command,
@@ -31,7 +32,19 @@ _COMMANDS = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Ends with legroom's line and code on Ctrl-C, and not with click's `Aborted!` and 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise ScriptInterruptedError(
+                f"interrupted during legroom {ctx.invoked_subcommand}"
+            ) from None
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="legroom %(version)s")
 def _group() -> None:
     """Make PyTorch training fit: see where a step's memory and time go, and what would fit.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from legroom.capture import Script
 from legroom.cli._progress import OnProgress
-from legroom.errors import LegroomError, ScriptError, UsageError
+from legroom.errors import LegroomError, ScriptError, ScriptInterruptedError, UsageError
 from legroom.plan import PlanOptions, PlanReport, SweepPoint, find_largest, parse_budget
 
 _FORM = re.compile(r"^\s*([^=\s]+)\s*=\s*(\d+)\s*:\s*(\d+)\s*(?::\s*(\d+)\s*)?$")
@@ -147,4 +147,6 @@ def _failure(ended: subprocess.CompletedProcess[str], situation: str) -> Legroom
     if not found:
         before, message = ended.stderr, f"the process ended with code {ended.returncode}"
     text = f"while trying {situation}: {message.strip()}"
+    if ended.returncode == ScriptInterruptedError.exit_code:
+        return ScriptInterruptedError(text)
     return UsageError(text) if ended.returncode == 2 else ScriptError(text, traceback=before)

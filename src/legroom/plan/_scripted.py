@@ -19,7 +19,7 @@ from legroom.capture import (
     kept_out_of_the_script,
     run_script,
 )
-from legroom.errors import LegroomError, NoTrainingError, ScriptError
+from legroom.errors import LegroomError, NoTrainingError, ScriptError, ScriptInterruptedError
 from legroom.plan._callable import stage_of
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
@@ -37,12 +37,18 @@ def plan_script(
     Raises:
         UsageError: There is nothing to run, or an option is wrong.
         ScriptError: The script failed, or ended before a step could be captured.
+        ScriptInterruptedError: Somebody pressed Ctrl-C.
         NothingCapturedError: No part of the step could be captured.
         InfeasibleBudgetError: No plan fits; names the lowest budget that one does.
     """
     options.check()
     capture = _Run(script, options, on_progress).run()
-    return build_report(capture, options, target=script.command, on_progress=on_progress)
+    try:
+        return build_report(capture, options, target=script.command, on_progress=on_progress)
+    except KeyboardInterrupt:
+        raise ScriptInterruptedError(
+            f"interrupted while planning {script.target}, after its step was captured"
+        ) from None
 
 
 class _Run:
@@ -116,7 +122,7 @@ class _Run:
                     "that the script reads (`.item()`) are made up.\n"
                     "  try: legroom.plan(step) from Python, where you say what a step is"
                 )
-            if isinstance(failure, ScriptError):
+            if isinstance(failure, ScriptError) and isinstance(outcome.error, Exception):
                 failure.traceback = outcome.traceback
             return failure
         if not self._finder.num_backwards:

@@ -1,9 +1,11 @@
 import logging
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from legroom.capture import Capture, Graph, Kind, Phase, StepCapture, StepFinder, capture_step
@@ -326,6 +328,53 @@ def test_values_that_are_read_are_assumed():
     assert note.what.startswith("values read at ")
     assert "test_step_capture.py" in note.what
     assert "assumed" in note.why
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda loss, norm: f"{norm:.4f}", "1.0000"),
+        (lambda loss, norm: "{:.3f}".format(loss), "1.000"),  # noqa: UP032 - as scripts do
+        (lambda loss, norm: f"{loss}", "1.0"),
+        (lambda loss, norm: loss.detach().numpy().tolist(), 1.0),
+        (lambda loss, norm: np.asarray(loss.detach()).dtype.name, "float32"),
+        (lambda loss, norm: np.asarray(loss.detach(), dtype="float64").tolist(), 1.0),
+        (lambda loss, norm: loss.expand(2, 3).detach().numpy().shape, (2, 3)),
+        (lambda loss, norm: loss.numpy(force=True).tolist(), 1.0),
+    ],
+)
+def test_formats_and_arrays_are_values_that_are_read(read, expected):
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    seen = []
+
+    def step():
+        optimizer.zero_grad()
+        loss = net(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        seen.append(read(loss, norm))
+
+    capture = capture_step(step)
+    assert set(seen) == {expected}
+    (note,) = capture.plain.not_captured
+    assert note.what.startswith("values read at ")
+    assert "test_step_capture.py" in note.what
+    assert "numpy" not in vars(FakeTensor)
+    assert "__format__" not in vars(FakeTensor)
+
+
+def test_arrays_of_tensors_with_gradients_fail_as_in_plain_runs():
+    net = mlp()
+
+    def step():
+        loss = net(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        loss.numpy()
+
+    with pytest.raises(CaptureFailedError, match=r"numpy\(\) on Tensor that requires grad"):
+        capture_step(step)
 
 
 def test_values_of_data_are_known():

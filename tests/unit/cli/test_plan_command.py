@@ -1,5 +1,6 @@
 """`legroom plan`, `ways` and `show` with a planner that is made up: options in, reports out."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -212,6 +213,33 @@ def test_a_failing_script_shows_its_traceback(run):
 def test_a_script_without_training_is_a_failure(run):
     run.outcome = NoTrainingError("train.py ended without training")
     assert run("plan", "train.py")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["plan", "train.py"], "interrupted while planning train.py, after its step was captured"),
+        (["plan", "--budget", "1GiB", "--vary", "n=1:4", "train.py"], "during legroom plan"),
+    ],
+)
+def test_ctrl_c_is_one_line_and_its_code(monkeypatch, tmp_path, capsys, command, expected):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    scripted = importlib.import_module("legroom.plan._scripted")
+    monkeypatch.setattr(scripted._Run, "run", lambda self: None)
+    monkeypatch.setattr(scripted, "build_report", interrupt)
+    monkeypatch.setattr(_vary.subprocess, "run", interrupt)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trains')")
+    monkeypatch.setattr(sys, "argv", ["legroom", *command])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 130
+    assert said[-1].startswith("legroom: interrupted ")
+    assert said[-1].endswith(expected)
+    assert not [line for line in said if not line.startswith("legroom: ")]
 
 
 class Apart:

@@ -1,0 +1,98 @@
+"""Batches of loaders with workers, while a step is captured without memory.
+
+In go `DataLoader`s with `num_workers`; out come batches of ordinary data. See Note [Loaders].
+"""
+
+# Note [Loaders]
+# 1. A worker that is forked while a step is captured would inherit modes and fake tensors. None is
+#    started: the loader's own process fetches, as the one worker there is.
+# 2. Plain training does not see what workers compute, so here it is neither faked nor recorded.
+# 3. Datasets ask who they are (`get_worker_info`) and loaders call `worker_init_fn`: both are
+#    answered as for worker 0 of 1, which gets all of an iterable dataset.
+# 4. Iterators that were made before keep their workers; their batches arrive as ordinary data.
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data import _utils as data_utils
+from torch.utils.data import dataloader as loaders
+
+from legroom.capture._real import real_tensors
+from legroom.errors import TorchInterfaceError
+
+_TESTED = "2.13.0"
+
+
+@contextlib.contextmanager
+def loaders_without_workers() -> Iterator[None]:
+    """Loaders start no workers while the context is open; see Note [Loaders]."""
+    loader_class: Any = DataLoader
+    waiting_class: Any = getattr(loaders, "_MultiProcessingDataLoaderIter", None)
+    if waiting_class is None or not hasattr(loaders, "_SingleProcessDataLoaderIter"):
+        raise TorchInterfaceError("torch.utils.data.dataloader._*DataLoaderIter", tested=_TESTED)
+    make, wait = loader_class.__iter__, waiting_class.__next__
+
+    def iterate(loader: Any) -> Any:
+        if not loader.num_workers:
+            return make(loader)
+        with real_tensors():
+            if getattr(loader, "_iterator", None) is not None:  # persistent workers
+                return make(loader)
+            return _iterator_at_hand(loader)
+
+    def wait_for_batch(iterator: Any) -> Any:
+        with real_tensors():
+            return wait(iterator)
+
+    with contextlib.ExitStack() as undo:
+        undo.callback(_put(loader_class, "__iter__", iterate))
+        undo.callback(_put(waiting_class, "__next__", wait_for_batch))
+        yield
+
+
+def _put(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute of a class; returns what takes it away again."""
+    if name not in vars(owner):
+        setattr(owner, name, value)
+        return lambda: delattr(owner, name)
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, before)
+
+
+def _iterator_at_hand(loader: Any) -> Any:
+    """An iterator over the loader's batches that fetches them in this process."""
+    base: Any = loaders._SingleProcessDataLoaderIter
+
+    class BatchesAtHand(base):  # type: ignore[misc]
+        def __next__(self) -> Any:
+            with real_tensors(), _as_worker(info):
+                return super().__next__()
+
+    def collate(samples: Any) -> Any:
+        with _as_worker(None):  # torch's own would put the batch into shared memory
+            return loader.collate_fn(samples)
+
+    alone: Any = object.__new__(type(loader))  # the loader itself stays as it is
+    vars(alone).update(vars(loader))
+    vars(alone).update(num_workers=0, timeout=0, persistent_workers=False, collate_fn=collate)
+    info = data_utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=loader.dataset)
+    with _as_worker(info):
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn(0)
+        return BatchesAtHand(alone)
+
+
+@contextlib.contextmanager
+def _as_worker(info: Any) -> Iterator[None]:
+    """Have `get_worker_info` answer with this."""
+    worker: Any = data_utils.worker
+    before, worker._worker_info = worker._worker_info, info
+    try:
+        yield
+    finally:
+        worker._worker_info = before
