@@ -199,7 +199,7 @@ def test_a_budget_below_the_floor_names_the_floor(run):
     assert "no plan fits 100.00 MiB" in err
     assert "still peaks at 200.00 MiB (209715200 bytes)" in err
     assert "largest live tensors at that peak: 64.0 MiB lm_head.addmm, 40.0 MiB wte.weight" in err
-    assert "bytes, or a smaller batch, or exactness rounding" in err
+    assert "200.0MiB (209715200 bytes), or a smaller batch, or exactness rounding" in err
 
 
 def test_a_failing_script_shows_its_traceback(run):
