@@ -11,6 +11,7 @@ import torch
 from legroom import cli, variants, ways
 from legroom.capture import Script
 from legroom.cli import _vary
+from legroom.cli._output import open_console
 from legroom.cli._vary import Variation, parse_variation
 from legroom.errors import InfeasibleBudgetError, NoTrainingError, ScriptError, UsageError
 from legroom.plan import PlanOptions
@@ -326,3 +327,12 @@ def test_help_teaches_with_examples(run):
     assert code == 0
     assert "legroom plan --budget 8GiB --vary batch-size=8:256 train.py" in out
     assert "legroom plan --budget 4GiB train.py" in run("--help")[1]
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), (None, 120), ("wide", 120), ("0", 120)])
+def test_piped_tables_are_as_wide_as_columns_says(monkeypatch, columns, width):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert open_console().width == width
