@@ -112,7 +112,7 @@ class InfeasibleBudgetError(InfeasibleError):
         floor_bytes: The lowest peak that a plan with the enabled ways reaches.
         enough_bytes: A budget that works: the floor, and some room if a step is to run in it.
         largest: What is alive at that peak, the largest first: `"3.00 MiB lm_head.addmm"`.
-        remedies: What else would lower it: a way that is not enabled, another exactness.
+        remedies: What else would lower it, as it is written: `--disk FOLDER`, another exactness.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class InfeasibleBudgetError(InfeasibleError):
         self.largest, self.remedies = largest, remedies
         lowest = f"{_in_mib(floor_bytes)} ({floor_bytes} bytes)"
         alive = f"  largest live tensors at that peak: {', '.join(largest)}\n" if largest else ""
-        tries = (f"a budget of at least {self.enough_bytes} bytes", "a smaller batch", *remedies)
+        tries = (f"a budget of at least {_enough(self.enough_bytes)}", "a smaller batch", *remedies)
         super().__init__(
             f"no plan fits {_in_mib(budget_bytes)}: with every enabled way the step still "
             f"peaks at {lowest}.\n{alive}  try: {', or '.join(tries)}"
@@ -166,7 +166,7 @@ class InfeasibleStashError(InfeasibleError):
         self.stash_bytes, self.least_bytes = stash_bytes, least_bytes
         self.nearest_bytes = least_bytes
         self.budget_bytes = budget_bytes
-        tries = (f"a stash of at least {least_bytes} bytes", "a smaller batch", *remedies)
+        tries = (f"a stash of at least {_enough(least_bytes)}", "a smaller batch", *remedies)
         super().__init__(
             f"no plan within {_in_mib(budget_bytes)} keeps only {_in_mib(stash_bytes)} for "
             f"backward: the least that was found is {_in_mib(least_bytes)}.\n"
@@ -177,6 +177,17 @@ class InfeasibleStashError(InfeasibleError):
 def _in_mib(count: int) -> str:
     """Bytes for people; `units.format_bytes` stands above this module."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+
+
+def _enough(count: int) -> str:
+    """Bytes as they are typed, rounded up: what `units.parse_bytes` reads is never less."""
+    unit, factor, digits = "KiB", 2**10, 1
+    if count >= 2**30:
+        unit, factor, digits = "GiB", 2**30, 2
+    elif count >= 2**20:
+        unit, factor = "MiB", 2**20
+    parts = -(-count * 10**digits // factor)
+    return f"{parts / 10**digits:.{digits}f}{unit} ({count} bytes)"
 
 
 class BudgetExceededError(LegroomError):

@@ -1,8 +1,11 @@
 import inspect
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from legroom import errors
+from legroom.units import parse_bytes
 
 
 def all_errors():
@@ -39,6 +42,28 @@ def test_a_budget_that_cannot_be_met_says_what_would():
         )
     text = str(caught.value)
     assert "largest live tensors at that peak: 1.00 GiB lm_head.addmm" in text
-    assert "try: a budget of at least 2147483648 bytes, or a smaller batch" in text
+    assert "try: a budget of at least 2.00GiB (2147483648 bytes), or a smaller batch" in text
     assert (caught.value.budget_bytes, caught.value.floor_bytes) == (2**30, 2**31)
     assert caught.value.exit_code == 1
+
+
+@given(st.integers(min_value=1, max_value=2**43))
+def test_the_budget_that_is_named_works_when_typed(num_bytes):
+    error = errors.InfeasibleBudgetError(budget_bytes=1, floor_bytes=num_bytes)
+    named = str(error).split("a budget of at least ")[1].split(" (")[0]
+    assert num_bytes <= parse_bytes(named) <= max(num_bytes + 103, num_bytes * 1.1)
+    assert error.enough_bytes == num_bytes
+
+
+def test_named_budgets_are_short():
+    error = errors.InfeasibleBudgetError(budget_bytes=2**20, floor_bytes=71_237_658)
+    assert "try: a budget of at least 68.0MiB (71237658 bytes), or a smaller batch" in str(error)
+
+
+def test_a_stash_that_cannot_be_met_says_what_would():
+    with pytest.raises(
+        errors.InfeasibleStashError, match=r"a stash of at least 68\.0MiB \(71237658 bytes\), or a"
+    ):
+        raise errors.InfeasibleStashError(
+            stash_bytes=2**20, least_bytes=71_237_658, budget_bytes=2**30
+        )

@@ -34,8 +34,13 @@ class Record(Protocol):
 
 
 def open_console(*, on_stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or 120 columns where there is none."""
-    return Console(stderr=on_stderr, width=None if sys.stdout.isatty() else 120)
+    """A console as wide as the terminal; where there is none, as COLUMNS says, or 120 columns."""
+    return Console(stderr=on_stderr, width=None if sys.stdout.isatty() else _piped_width())
+
+
+def _piped_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else 120
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from legroom.units import format_bytes, parse_bytes
 _SHARE = re.compile(r"^\s*(-?[0-9]+(?:\.[0-9]+)?)\s*%\s*$")
 _BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), free or floor"
 _FREE, _FLOOR = "free", "floor"
+_LEAST_WITHOUT_UNIT = 2**20  # no training step is smaller: the unit was forgotten
 _STASH_FORMS = (
     "a size (80MiB), or a share of what the plain step's forward leaves for backward (25%)"
 )
@@ -65,7 +66,8 @@ def parse_budget(value: str | int) -> Budget:
     """The budget in `"4GiB"`, `"50%"` (of the plain step's peak), `"free"`, `"floor"`, or bytes.
 
     Raises:
-        UsageError: It is neither, not more than nothing, or more than all.
+        UsageError: It is neither, not more than nothing, more than all, or a text without a unit
+            that is less than a MiB.
     """
     word = value.strip().lower() if isinstance(value, str) else ""
     if word in (_FREE, _FLOOR):
@@ -146,4 +148,11 @@ def _parse_size(value: str | int, what: str, forms: str) -> int:
         raise UsageError(f"{what} {value!r} is not a size; write {forms}") from None
     if count <= 0:
         raise UsageError(f"{what} {value!r} leaves nothing; write {forms}")
+    if isinstance(value, str) and value.strip()[-1].isdecimal() and count < _LEAST_WITHOUT_UNIT:
+        number = value.strip()
+        raise UsageError(
+            f"{what} {value!r} is {count} bytes; did you mean '{number}%' or '{number}MiB'?"
+            if count <= 100
+            else f"{what} {value!r} is {count} bytes; did you mean '{number}MiB'?"
+        )
     return count

@@ -7,7 +7,7 @@ frontier between. Who competes for a plan, and how, is in `_contest`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,20 +18,20 @@ from legroom.plan._allocate import Adjustable, adjustables, with_least_error
 from legroom.plan._budget import Budget
 from legroom.plan._contest import Contest, OnProgress, Order, Reserve, Setting, gap_of
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
+from legroom.plan._options import allowed_ways
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
 from legroom.plan._problem import Choice, Place, Problem, build_problem, kinds_at
 from legroom.plan._program import PieceProgram, programs_of
 from legroom.plan._search import Entry
 from legroom.units import format_bytes
 from legroom.variants import AbstractRewrite, AbstractVariant
-from legroom.variants import names as variant_names
-from legroom.ways import AbstractWay, RunCost
-from legroom.ways import names as way_names
+from legroom.ways import AbstractWay, Disk, Exactness, Host, RunCost
 
 _PLAIN = "plain"
 _FREE_SHARE = 0.02
 _SURE_GAIN = 0.5
 _FREE_STRIDES, _FREE_RESOLUTION = 8, 50
+_MOST_NAMED = 3
 
 
 @final
@@ -98,6 +98,7 @@ class Planner:
         stash: Bound on what forward leaves for backward, in bytes or as a share of what it leaves
             in the plain step; None: only the peak is bounded. Holds for `plan` and `programs`;
             floor and frontier are those of the peak alone.
+        is_described: Whether the device is another machine's, whose disk is not known.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
     """
@@ -116,13 +117,14 @@ class Planner:
         exactness: str = "bitwise",
         preset: str | None = None,
         stash: Budget | None = None,
+        is_described: bool = False,
         time_limit_s: float = 30.0,
         on_progress: OnProgress | None = None,
     ) -> None:
         self.plain = simulate_plain(plain)
         self.graph = planned
         self._gained_ms = plain.step_ms - planned.step_ms
-        self._exactness = exactness
+        self._exactness, self._is_described = exactness, is_described
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._techniques = (*ways, *variants, *rewrites)
         self.rewrite_ms = rewrite_ms
@@ -319,10 +321,26 @@ class Planner:
         )
 
     def _remedies(self) -> tuple[str, ...]:
-        """Ways that are not enabled; none where all are."""
-        enabled = set(self.technique_names)
-        left = [name for name in (*way_names(), *variant_names()) if name not in enabled]
-        return (f"enabling {', '.join(left)}",) if left else ()
+        """What would let plans use more, as it is written; nothing that is in use already."""
+        enabled, exactness = set(self.technique_names), Exactness(self._exactness)
+        left_out = [name for name in allowed_ways(self._exactness) if name not in enabled]
+        coarser = [each.value for each in Exactness if not exactness.allows(each)]
+        return (
+            *([_back_in(left_out)] if left_out else ()),
+            *(["no --preset (preset=)"] if self._setting.preset is not None else ()),
+            *(["--host (host=True)"] if self._has_use_for_host else ()),
+            *(["--disk FOLDER (disk=FOLDER)"] if self._has_use_for_disk else ()),
+            *(f"--exactness {name} (exactness={name!r})" for name in coarser),
+        )
+
+    @property
+    def _has_use_for_host(self) -> bool:
+        is_accelerator = self._is_described or self.graph.device != "cpu"
+        return is_accelerator and Host.name not in self.technique_names
+
+    @property
+    def _has_use_for_disk(self) -> bool:
+        return not self._is_described and Disk.name not in self.technique_names
 
     # -- floor and frontier --------------------------------------------------------------------
 
@@ -390,6 +408,12 @@ class Planner:
             gap_of(outcome.added_ms, bound_ms, self.problem.step_ms),
             best[0].origin,
         )
+
+
+def _back_in(names: Sequence[str]) -> str:
+    """The advice to use what `--with` or `--without` left out."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}, which --with or --without leave out"
 
 
 def _phases(graph: Graph) -> tuple[tuple[str, int], ...]:

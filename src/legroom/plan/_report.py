@@ -198,6 +198,7 @@ def planner_of(
         exactness=options.exactness,
         preset=options.preset,
         stash=options.chosen_stash,
+        is_described=options.device is not None,
         time_limit_s=options.time_limit_s,
         on_progress=on_progress,
     )

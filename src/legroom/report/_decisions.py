@@ -21,7 +21,7 @@ class DecisionGroup:
     """What a plan does with the tensors of one line in one module, or in modules alike.
 
     Attributes:
-        released_bytes: What is not held that the plain step holds.
+        released_bytes: What is not held that the plain step holds; nothing of what is held.
         reason: The one that most bytes have.
     """
 
@@ -60,13 +60,15 @@ def _join(members: Sequence[Decision]) -> DecisionGroup:
     reasons: Counter[str] = Counter()
     for each in members:
         reasons[each.reason] += max(1, each.num_bytes)
+    released_bytes = sum(each.num_bytes - each.held_bytes for each in members)
     return DecisionGroup(
         module=merge_names([each.module for each in members]),
         line=members[0].line,
         way=members[0].form,
         num_tensors=len(members),
         num_bytes=sum(each.num_bytes for each in members),
-        released_bytes=sum(each.num_bytes - each.held_bytes for each in members),
+        # What the plain step does not hold may be held here, for others to be remade from it.
+        released_bytes=max(0, released_bytes) if members[0].way == "hold" else released_bytes,
         added_ms=sum(each.added_ms for each in members),
         reason=reasons.most_common(1)[0][0],
     )

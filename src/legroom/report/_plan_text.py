@@ -15,14 +15,25 @@ from rich.table import Table
 from legroom.capture import Kind
 from legroom.plan import Plan, PlanReport, largest_that_fits
 from legroom.report._decisions import DecisionGroup, group_decisions, sum_by_way
-from legroom.report._tables import make_table, shorten
+from legroom.report._tables import NarrowTable, make_table
 from legroom.units import format_bytes, format_ms, format_share
 
 _WIDTHS = {
     "budget": 9, "of plain": 8, "peak": 9, "added": 9, "of step": 8, "gap": 6, "value": 6, "of": 9,
     "plain peak": 10, "lowest peak": 11, "bytes": 9, "released": 9, "tensors": 7,
 }  # fmt: skip
-_WRAPPING = ("what it does", "why", "reason")
+_PRESETS = NarrowTable(
+    ("preset", "peak", "of plain", "added", "of step", "what it does"),
+    figures=_WIDTHS,
+    remarks={"what it does": 20},
+)
+_DECISIONS = NarrowTable(
+    ("released", "added", "tensors", "way", "line", "module", "reason"),
+    figures=_WIDTHS,
+    paths=("line", "module"),
+    remarks={"reason": 30},
+)
+_ALIVE = NarrowTable(("bytes", "kind", "tensor", "line"), figures=_WIDTHS, paths=("line", "tensor"))
 
 
 def print_plan(report: PlanReport, console: Console, *, num_rows: int = 10) -> None:
@@ -31,7 +42,7 @@ def print_plan(report: PlanReport, console: Console, *, num_rows: int = 10) -> N
     if report.frontier:
         console.print(_frontier(report))
     if report.presets:
-        console.print(_presets(report))
+        _print_presets(report, console)
     if report.sweep:
         _print_sweep(report, console)
     if report.chosen is not None:
@@ -106,7 +117,7 @@ def describe_timeout(plan: Plan) -> str:
 
 
 def _table(*columns: str, title: str) -> Table:
-    return make_table(*columns, title=title, figures=_WIDTHS, wrapping=_WRAPPING)
+    return make_table(*columns, title=title, figures=_WIDTHS)
 
 
 def _frontier(report: PlanReport) -> Table:
@@ -127,21 +138,22 @@ def _frontier(report: PlanReport) -> Table:
     return table
 
 
-def _presets(report: PlanReport) -> Table:
-    table = _table(
-        "preset", "peak", "of plain", "added", "of step", "what it does",
+def _print_presets(report: PlanReport, console: Console) -> None:
+    _PRESETS.print(
+        [
+            (
+                point.name,
+                format_bytes(point.predicted_peak_bytes),
+                format_share(point.predicted_peak_bytes, report.plain_peak_bytes),
+                format_added(point.added_ms),
+                format_share(point.added_ms, report.step_ms),
+                point.summary,
+            )
+            for point in report.presets
+        ],
+        console,
         title="\nWhat recipes of the literature reach",
-    )  # fmt: skip
-    for point in report.presets:
-        table.add_row(
-            escape(point.name),
-            format_bytes(point.predicted_peak_bytes),
-            format_share(point.predicted_peak_bytes, report.plain_peak_bytes),
-            format_added(point.added_ms),
-            format_share(point.added_ms, report.step_ms),
-            f"[dim]{escape(point.summary)}[/dim]",
-        )
-    return table
+    )
 
 
 def _print_sweep(report: PlanReport, console: Console) -> None:
@@ -182,7 +194,7 @@ def _print_chosen(report: PlanReport, plan: Plan, console: Console, num_rows: in
     if plan.variants:
         _print_variants(plan.variants, console, num_rows)
     if plan.alive_at_peak:
-        console.print(_alive(plan, num_rows))
+        _print_alive(plan, console, num_rows)
 
 
 def _ways(rows: Sequence[DecisionGroup]) -> Table:
@@ -202,21 +214,22 @@ def _print_decisions(rows: Sequence[DecisionGroup], console: Console, num_rows: 
     changed = [row for row in rows if row.way != "hold"]
     if not changed:
         return
-    table = _table(
-        "released", "added", "tensors", "way", "line", "module", "reason",
+    _DECISIONS.print(
+        [
+            (
+                format_bytes(row.released_bytes),
+                format_added(row.added_ms),
+                str(row.num_tensors),
+                row.way,
+                row.line or "–",
+                row.module or "–",
+                row.reason,
+            )
+            for row in changed[:num_rows]
+        ],
+        console,
         title="\nWhat it does to which lines",
-    )  # fmt: skip
-    for row in changed[:num_rows]:
-        table.add_row(
-            format_bytes(row.released_bytes),
-            format_added(row.added_ms),
-            str(row.num_tensors),
-            escape(row.way),
-            escape(shorten(row.line or "–")),
-            escape(shorten(row.module or "–", 36)),
-            f"[dim]{escape(row.reason)}[/dim]",
-        )
-    console.print(table)
+    )
     _print_rest(changed[num_rows:], console)
 
 
@@ -241,21 +254,19 @@ def _print_variants(variants: Sequence[tuple[str, str]], console: Console, num_r
         )
 
 
-def _alive(plan: Plan, num_rows: int) -> Table:
+def _print_alive(plan: Plan, console: Console, num_rows: int) -> None:
     where = f", in {plan.peak_phase}" if plan.peak_phase else ""
-    table = _table("bytes", "kind", "tensor", "line", title=f"\nAlive at the plan's peak{where}")
-    for tensor in plan.alive_at_peak[:num_rows]:
-        table.add_row(
-            format_bytes(tensor.num_bytes),
-            escape(_kind_title(tensor.kind)),
-            escape(shorten(tensor.name)),
-            escape(shorten(tensor.line or "–")),
-        )
-    rest = plan.alive_at_peak[num_rows:]
-    if rest:
-        together = format_bytes(sum(tensor.num_bytes for tensor in rest))
-        table.add_row(f"[dim]{together}[/dim]", f"[dim]… and {len(rest)} more[/dim]", "", "")
-    return table
+    shown, rest = plan.alive_at_peak[:num_rows], plan.alive_at_peak[num_rows:]
+    together = format_bytes(sum(tensor.num_bytes for tensor in rest))
+    _ALIVE.print(
+        [
+            (format_bytes(each.num_bytes), _kind_title(each.kind), each.name, each.line or "–")
+            for each in shown
+        ],
+        console,
+        title=f"\nAlive at the plan's peak{where}",
+        last=(together, f"… and {len(rest)} more", "", "") if rest else None,
+    )
 
 
 def _kind_title(name: str) -> str:

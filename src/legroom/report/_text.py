@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from legroom.meter import Kind, LineUse, Profile
-from legroom.report._tables import LINE_WIDTH, make_table, shorten
+from legroom.report._tables import NarrowTable, make_table
 from legroom.units import format_bytes, format_ms, format_share
 
 
@@ -21,9 +21,9 @@ def print_profile(profile: Profile, console: Console, *, num_rows: int = 10) -> 
     console.print(_kinds(profile))
     console.print(_phases(profile))
     if profile.lines:
-        console.print(_lines(profile, num_rows))
+        _print_lines(profile, console, num_rows)
     if any(use.called_peak_bytes for use in profile.lines):
-        console.print(_callers(profile, num_rows))
+        _print_callers(profile, console, num_rows)
     _print_findings(profile, console, num_rows)
     _print_limits(profile, console)
 
@@ -74,16 +74,22 @@ def _print_verdict(profile: Profile, console: Console) -> None:
 
 _WIDTHS = {"bytes": 9, "share": 6, "at peak": 9, "stash": 9, "forward": 8, "backward": 8,
            "update": 7, "time": 8, "highest": 9}  # fmt: skip
+_LINES = NarrowTable(
+    ("at peak", "stash", "forward", "backward", "update", "line", "code"),
+    figures=_WIDTHS,
+    paths=("line",),
+    remarks={"code": 16},
+)
+_CALLERS = NarrowTable(
+    ("at peak", "stash", "time", "line", "code"),
+    figures=_WIDTHS,
+    paths=("line",),
+    remarks={"code": 16},
+)
 
 
 def _table(*columns: str, title: str) -> Table:
-    return make_table(
-        *columns,
-        title=title,
-        figures=_WIDTHS,
-        words={"line": LINE_WIDTH},
-        wrapping=("what it is",),
-    )
+    return make_table(*columns, title=title, figures=_WIDTHS, wrapping=("what it is",))
 
 
 def _kinds(profile: Profile) -> Table:
@@ -113,43 +119,45 @@ def _phases(profile: Profile) -> Table:
     return table
 
 
-def _lines(profile: Profile, num_rows: int) -> Table:
-    table = _table(
-        "at peak", "stash", "forward", "backward", "update", "line", "code",
+def _print_lines(profile: Profile, console: Console, num_rows: int) -> None:
+    more = len(profile.lines) - num_rows
+    _LINES.print(
+        [
+            (
+                format_bytes(use.peak_bytes),
+                format_bytes(use.stash_bytes),
+                format_ms(use.forward_ms),
+                format_ms(use.backward_ms),
+                format_ms(use.optimizer_ms),
+                f"{use.file}:{use.line}",
+                _code(profile, use),
+            )
+            for use in profile.lines[:num_rows]
+        ],
+        console,
         title="\nHeaviest lines",
-    )  # fmt: skip
-    for use in profile.lines[:num_rows]:
-        table.add_row(
-            format_bytes(use.peak_bytes),
-            format_bytes(use.stash_bytes),
-            format_ms(use.forward_ms),
-            format_ms(use.backward_ms),
-            format_ms(use.optimizer_ms),
-            escape(shorten(f"{use.file}:{use.line}")),
-            f"[dim]{escape(_code(profile, use))}[/dim]",
-        )
-    if len(profile.lines) > num_rows:
-        table.add_row(
-            "", "", "", "", "", f"[dim]and {len(profile.lines) - num_rows} more[/dim]", ""
-        )
-    return table
+        last=("", "", "", "", "", f"and {more} more", "") if more > 0 else None,
+    )
 
 
-def _callers(profile: Profile, num_rows: int) -> Table:
+def _print_callers(profile: Profile, console: Console, num_rows: int) -> None:
     """Lines of the user's own that call libraries, with what those cost."""
-    table = _table("at peak", "stash", "time", "line", "code", title="\nYour lines, calls included")
     own = [use for use in profile.lines if use.is_user]
     own.sort(key=lambda use: -(use.peak_bytes + use.called_peak_bytes))
-    for use in own[:num_rows]:
-        milliseconds = use.forward_ms + use.backward_ms + use.optimizer_ms + use.called_ms
-        table.add_row(
-            format_bytes(use.peak_bytes + use.called_peak_bytes),
-            format_bytes(use.stash_bytes + use.called_stash_bytes),
-            format_ms(milliseconds),
-            escape(shorten(f"{use.file}:{use.line}")),
-            f"[dim]{escape(_code(profile, use))}[/dim]",
-        )
-    return table
+    _CALLERS.print(
+        [
+            (
+                format_bytes(use.peak_bytes + use.called_peak_bytes),
+                format_bytes(use.stash_bytes + use.called_stash_bytes),
+                format_ms(use.forward_ms + use.backward_ms + use.optimizer_ms + use.called_ms),
+                f"{use.file}:{use.line}",
+                _code(profile, use),
+            )
+            for use in own[:num_rows]
+        ],
+        console,
+        title="\nYour lines, calls included",
+    )
 
 
 def _code(profile: Profile, use: LineUse) -> str:

@@ -12,6 +12,7 @@ import torch
 from legroom import cli, variants, ways
 from legroom.capture import Script
 from legroom.cli import _vary
+from legroom.cli._output import open_console
 from legroom.cli._vary import Variation, parse_variation
 from legroom.errors import InfeasibleBudgetError, NoTrainingError, ScriptError, UsageError
 from legroom.plan import PlanOptions
@@ -200,7 +201,7 @@ def test_a_budget_below_the_floor_names_the_floor(run):
     assert "no plan fits 100.00 MiB" in err
     assert "still peaks at 200.00 MiB (209715200 bytes)" in err
     assert "largest live tensors at that peak: 64.0 MiB lm_head.addmm, 40.0 MiB wte.weight" in err
-    assert "bytes, or a smaller batch, or exactness rounding" in err
+    assert "200.0MiB (209715200 bytes), or a smaller batch, or exactness rounding" in err
 
 
 def test_a_failing_script_shows_its_traceback(run):
@@ -354,3 +355,12 @@ def test_help_teaches_with_examples(run):
     assert code == 0
     assert "legroom plan --budget 8GiB --vary batch-size=8:256 train.py" in out
     assert "legroom plan --budget 4GiB train.py" in run("--help")[1]
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), (None, 120), ("wide", 120), ("0", 120)])
+def test_piped_tables_are_as_wide_as_columns_says(monkeypatch, columns, width):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert open_console().width == width

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import UsageError
-from legroom.plan._budget import Budget, choose_budget, parse_activations, parse_budget
+from legroom.plan._budget import Budget, choose_budget, parse_activations, parse_budget, parse_stash
 
 GIB = 1024**3
 
@@ -13,7 +13,8 @@ GIB = 1024**3
     [
         ("4GiB", 4 * GIB),
         ("500 MB", 500_000_000),
-        ("1024", 1024),
+        ("1048576", 2**20),
+        ("1024 B", 1024),
         (1024, 1024),
         ("50%", 5 * GIB),
         ("50 %", 5 * GIB),
@@ -44,6 +45,14 @@ def test_malformed_budgets_are_refused_with_examples(value):
 def test_budgets_of_nothing_are_refused(value):
     with pytest.raises(UsageError, match="leaves nothing; write a size"):
         parse_budget(value)
+
+
+@pytest.mark.parametrize("parse", [parse_budget, parse_stash])
+def test_a_number_that_lacks_its_unit_is_refused(parse):
+    with pytest.raises(UsageError, match=r"'50' is 50 bytes; did you mean '50%' or '50MiB'\?$"):
+        parse("50")
+    with pytest.raises(UsageError, match=r"' 500' is 500 bytes; did you mean '500MiB'\?$"):
+        parse(" 500")
 
 
 @pytest.mark.parametrize("value", [True, 1.5, None, b"4GiB"])

@@ -10,8 +10,10 @@ from legroom.capture import Kind
 from legroom.errors import InfeasibleBudgetError
 from legroom.plan import solvers
 from legroom.plan._budget import parse_budget
+from legroom.plan._options import PlanOptions
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan.presets import all_presets
+from legroom.ways import Exactness
 from tests.unit.plan.made_up_graphs import (
     KIB,
     MADE_UP,
@@ -204,8 +206,34 @@ def test_enabled_ways_restrict_the_plan():
 def test_hold_alone_has_no_room_to_plan():
     planner = planner_of(chain(), ways=ways.select(()), variants=())
     assert planner.floor_bytes == planner.plain.peak_bytes
-    with pytest.raises(InfeasibleBudgetError, match="enabling remake, replay"):
+    with pytest.raises(InfeasibleBudgetError, match=r"remake, .* more, which --with or --without"):
         planner.plan(planner.plain.peak_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["--disk FOLDER", "--exactness rounding", "--exactness lossy"]),
+        ({"disk": True, "exactness": "rounding"}, ["--exactness lossy"]),
+        ({"disk": True, "exactness": "lossy"}, []),
+        ({"exactness": "lossy"}, ["--disk FOLDER"]),
+        ({"exactness": "lossy", "device": "RTX4090"}, ["--host"]),
+    ],
+)
+def test_remedies_are_switches_not_yet_in_use(options, expected):
+    asked = PlanOptions(**options)
+    exactness = Exactness(asked.exactness)
+    planner = planner_of(
+        chain(),
+        ways=ways.select(asked.way_names, exactness=exactness),
+        variants=variants.select(exactness=exactness),
+        rewrites=variants.rewrites(exactness=exactness),
+        exactness=asked.exactness,
+        is_described=asked.device is not None,
+    )
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        planner.plan(planner.floor_bytes - 1)
+    assert [each.partition(" (")[0] for each in caught.value.remedies] == expected
 
 
 def test_a_third_way_is_planned_with():

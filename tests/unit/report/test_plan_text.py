@@ -57,6 +57,63 @@ def test_decisions_are_grouped_largest_first():
     assert "relu-from-input" in text
 
 
+def with_long_names(report):
+    """As with Hugging Face's models: long paths, long modules, long reasons."""
+    folder, module = "transformers/models/bert/modeling_bert_of_someone.py", "bert.encoder.layers"
+    decisions = tuple(
+        replace(
+            each,
+            line=f"{folder}:{each.line.partition(':')[2]}00",
+            module=f"{module}.{each.module}",
+            reason="its bytes cost more time to give back than those of others do",
+        )
+        for each in report.chosen.decisions
+    )
+    alive = tuple(replace(each, line=f"{folder}:4099") for each in report.chosen.alive_at_peak)
+    return replace(report, chosen=replace(report.chosen, decisions=decisions, alive_at_peak=alive))
+
+
+def rows_below(title, text):
+    lines = text[text.index(title) :].splitlines()[1:]
+    end = next(i for i, line in enumerate(lines) if not line.strip())
+    return lines[0], lines[1:end]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 200])
+def test_long_paths_keep_rows_to_one_line(width):
+    text = text_of(with_long_names(made_up_report()), width=width)
+    header, rows = rows_below("What it does to which lines", text)
+    assert len(rows) == 3
+    assert ("reason" in header) == (width >= 160)
+    assert "way" in header
+    for row, line in zip(rows, (4000, 2200, 5000), strict=True):
+        assert f".py:{line}" in row
+        assert " remake " in row or " replay " in row
+    header, rows = rows_below("Alive at the plan's peak", text)
+    assert all("py:4099" in row for row in rows)
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_presets_take_a_line_each():
+    header, rows = rows_below("What recipes", text_of(made_up_report(), width=80))
+    assert "what it does" in header
+    assert len(rows) == len(made_up_report().presets)
+    header, rows = rows_below("What recipes", text_of(made_up_report(), width=60))
+    assert "what it does" not in header
+
+
+def test_what_is_held_for_others_releases_nothing():
+    report = made_up_report()
+    held = tuple(
+        replace(each, num_bytes=0) if each.way == "hold" else each
+        for each in report.chosen.decisions
+    )
+    text = text_of(replace(report, chosen=replace(report.chosen, decisions=held)))
+    _, rows = rows_below("What it uses", text)
+    (row,) = [row for row in rows if row.startswith("hold")]
+    assert row.split() == ["hold", "12", "0", "0", "0"]
+
+
 def test_what_is_held_elsewhere_says_where():
     lines = text_of(with_tiers(made_up_report()), width=180).splitlines()
     assert sum("bits on disk" in line for line in lines) == 2

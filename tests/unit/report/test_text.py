@@ -51,6 +51,29 @@ def test_rows_bound_the_tables(profiled):
     )
 
 
+@pytest.mark.parametrize(("width", "has_code"), [(80, False), (120, True)])
+def test_long_paths_keep_rows_to_one_line(profiled, width, has_code):
+    import dataclasses
+
+    folder = "transformers/models/bert/modeling_bert_of_someone.py"
+    code = "attention = torch.nn.functional.softmax(scores, dim=-1)"
+    long = dataclasses.replace(
+        profiled,
+        lines=[
+            dataclasses.replace(use, file=folder, line=4099, called_peak_bytes=1, is_user=True)
+            for use in profiled.lines
+        ],
+        sources={folder: "\n" * 4098 + code},
+    )
+    text = text_of(long, width=width)
+    heaviest, own = text[text.index("Heaviest lines") :].split("Your lines, calls included")
+    own = own[: own.index("Not observed")]
+    assert heaviest.count("py:4099") == own.count("py:4099") == len(profiled.lines)
+    assert ("attention = tor" in heaviest) == has_code
+    assert "attention = torch." in own
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
 def test_limits_are_always_shown(profiled):
     assert "Not observed" in text_of(profiled)
     assert "oneDNN" in text_of(profiled)

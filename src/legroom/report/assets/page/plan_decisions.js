@@ -8,7 +8,7 @@ const decisions = {
       hideSection("decisions");
       return;
     }
-    this.all = chosen.decisions.map((d) => ({ ...d, form: formOf(d), count: 1, released: d.num_bytes - d.held_bytes }));
+    this.all = chosen.decisions.map((d) => ({ ...d, form: formOf(d), count: 1, released: Math.max(d.way === "hold" ? 0 : -Infinity, d.num_bytes - d.held_bytes) }));
     this.texts = new Map(this.all.map((d) => [d, [d.module, d.line, d.operation, d.tensor, d.reason, d.form].join(" ").toLowerCase()]));
     const released = sum(this.all, (d) => d.released);
     byId("decisions-lead").textContent = `Of ${plural(this.all.length, "tensor")} that backward needs, ${formatCount(this.all.filter((d) => d.way !== "hold").length)} are not held: ${formatBytes(released)} released. Modules that differ in their numbers only share a row.`;
