@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.integration.plan_truth")
 PREDICTED = (
     "plain", "autocast", "lstm", "custom_function", "accumulation", "transformer_encoder",
-    "in_place_convolutions", "tied_weights", "stale_views",
+    "in_place_convolutions", "tied_weights", "stale_views", "exported_to_numpy",
 )  # fmt: skip
 RARE = (
     "gru", "numpy_inputs", "under_a_device", "frozen_half", "foreach_optimizer",
@@ -21,7 +21,6 @@ REFUSED = {
     "checkpointed": "saved-tensor hooks",
     "functional": "calls no module",
     "double_backward": "gradients of its gradients",
-    "exported_to_numpy": ".numpy()",
 }
 
 

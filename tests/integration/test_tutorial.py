@@ -51,7 +51,7 @@ def test_commands_print_what_is_shown(command, shown, folder):
     python = {"python": [], "legroom": ["-m", "legroom"]}[program]
     run = subprocess.run(
         [sys.executable, *python, *arguments], cwd=folder, capture_output=True, text=True,
-        check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=500,
+        check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}, timeout=500,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     printed = words_of(run.stdout + run.stderr)
