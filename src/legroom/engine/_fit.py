@@ -21,7 +21,8 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    two such attempts it is an error.
 # 5. Kinds of call that come later have as much as those before them: a share is of the largest step
 #    so far, not of a last batch that is smaller. By then there is training to lose. So where no
-#    plan fits, or more is measured, that is said, and the lowest plan is used.
+#    plan fits a share, or more is measured, that is said, and the lowest plan is used. A budget in
+#    bytes is a limit: the call is refused, and the next one goes on.
 
 from __future__ import annotations
 
@@ -423,11 +424,17 @@ class Fitted:
         try:
             return self._plan(step, self._options, least_bytes)
         except InfeasibleError as error:
-            if not known:
+            if not known or self._is_limit:
                 raise
             self.say(f"{_first_line(error)} For this kind of call the lowest plan is used")
         options = replace(self._options, budget="floor", activations=None, stash=None)
         return self._plan(step, options, least_bytes)
+
+    @property
+    def _is_limit(self) -> bool:
+        """Whether the budget was given in bytes."""
+        budget = self._options.chosen_budget
+        return budget is not None and budget.num_bytes is not None
 
     def _plan(self, step: Callable[[], object], options: PlanOptions, least_bytes: int) -> StepPlan:
         self._is_busy = guard.is_planning = True
@@ -530,9 +537,9 @@ class Fitted:
         """A kind of call cannot be kept within the budget; see Note [Fitted calls], rule 5.
 
         Raises:
-            LegroomError: It is the first kind, so training has just begun.
+            LegroomError: The budget is a limit, or training has just begun.
         """
-        if next(iter(self._plans.values()), kind) is kind:
+        if self._is_limit or next(iter(self._plans.values()), kind) is kind:
             raise error
         self.say(f"{_first_line(error)} Training goes on")
 

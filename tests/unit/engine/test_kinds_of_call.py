@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import legroom
+from legroom.engine import _fit
 from legroom.errors import InfeasibleBudgetError
 from tests.unit.engine.training import Net, batch, first_difference, sgd, train
 
@@ -53,11 +54,21 @@ def test_a_share_is_of_the_largest_step():
     assert large.budget_bytes > small.budget_bytes
 
 
-def test_a_later_kind_that_does_not_fit_ends_nothing():
-    handle, said = trained([64, 64, 64, 1024], budget=400_000)
-    assert any("no plan fits" in each and "lowest plan is used" in each for each in said)
-    kinds = [kind.step_plan for kind in handle._plans.values()]
-    assert kinds[1].plan.predicted_peak_bytes > 400_000
+def test_a_later_kind_that_does_not_fit_a_share_ends_nothing(monkeypatch):
+    plan_call, asked = _fit.plan_call, []
+
+    def refusing(step, options, **rest):
+        asked.append(options.budget)
+        if asked == ["60%", "60%"]:
+            raise InfeasibleBudgetError(budget_bytes=1, floor_bytes=2, largest=())
+        return plan_call(step, options, **rest)
+
+    monkeypatch.setattr(_fit, "plan_call", refusing)
+    _, said = trained([512, 512, 512, 64], budget="60%")
+    assert asked == ["60%", "60%", "floor"]
+    (text,) = said
+    assert "no plan fits" in text
+    assert "lowest plan is used" in text
 
 
 def test_a_first_kind_that_does_not_fit_is_an_error():
