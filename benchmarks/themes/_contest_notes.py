@@ -8,7 +8,14 @@ from __future__ import annotations
 NOTES: dict[tuple[str, str], str] = {
     ("resnet50", "torch-budget (0.2)"): (
         "Inductor lays convolutions out anew, which legroom has it leave alone, since it keeps "
-        "copies of weights and inputs for backward then. Without that, torch's own step takes "
-        "0.98 of plain's time instead of 0.85 (medians of 9 steps each, one thread)"
+        "copies of weights and inputs for backward then (tried by hand: with `layout_optimization` "
+        "off, torch's own step is slower than legroom's)"
+    ),
+    ("deepspeech2", "torch-budget (0.2)"): (
+        "At plain's peak to the byte it was planned again because of a scalar that the loop keeps; "
+        "mended since"
+    ),
+    ("dlrm", "torch-budget (0.2)"): (
+        "By 14 KB: a table of numbers by which `spelled-out` knows activations stays alive"
     ),
 }

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import legroom
+from legroom.capture import _in_place
 from tests.unit.engine.training import check_prediction, check_same
 
 
@@ -41,12 +42,17 @@ def test_training_is_the_same(activation, budget):
     check_prediction(handle, rel=0.02)
 
 
-def test_the_middle_is_there_twice_and_not_three_times():
+def test_the_middle_is_there_once_less(monkeypatch):
     model = Wide(F.gelu)
     middle_bytes = 256 * 512 * 4
-    report = legroom.plan(lambda: gradients(model, 0), budget="floor", points=0)
-    state_bytes = report.state_bytes + sum(p.numel() * 4 for p in model.parameters())
-    assert report.floor_peak_bytes < state_bytes + 3 * middle_bytes
+
+    def floor_bytes():
+        return legroom.plan(lambda: gradients(model, 0), points=0).floor_peak_bytes
+
+    in_place = floor_bytes()
+    monkeypatch.setattr(_in_place, "_FEWEST_BYTES", 1 << 40)
+    # Then the peak is elsewhere, which takes a little of it back.
+    assert floor_bytes() - in_place > 0.8 * middle_bytes
 
 
 def test_backward_may_run_twice():
