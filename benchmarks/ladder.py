@@ -81,10 +81,11 @@ def settings(budget: str) -> Iterator[tuple[Rung, Setting]]:
 
 def heats(options: ContestOptions) -> list[Heat]:
     """A heat for each budget, or several where too many would be alive at once."""
+    room = Heat("", (), None).room(options.most_live)
     return [
         Heat(f"ladder {budget} {number}", tuple(part), None)
         for budget in BUDGETS
-        for number, part in enumerate(chunks(_entries(budget), options.most_live - 1), start=1)
+        for number, part in enumerate(chunks(_entries(budget), room), start=1)
     ]
 
 

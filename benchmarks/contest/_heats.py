@@ -16,6 +16,8 @@ from benchmarks import peers
 from benchmarks.peers import Setting, label_of
 
 PLAIN, OURS = "plain", "legroom"
+AS_IT_COMES = {"glibc": "as it comes"}
+"""Of plain: its process is not told to keep freed memory, as everybody else's is."""
 LINE: tuple[Setting, ...] = (
     *({"activations": f"{share}%"} for share in (70, 50, 35, 25, 15, 8)),
     {"budget": "floor"},
@@ -70,13 +72,27 @@ class Heat:
     meets_plain: bool = False
 
     @property
+    def controls(self) -> tuple[Entry, ...]:
+        """Plain in further processes: what differs between these is no contestant's doing.
+
+        Where legroom meets plain, one of them has glibc as it comes.
+        """
+        again = Entry(PLAIN, {}, title=f"{PLAIN}, again")
+        return (again, Entry(PLAIN, AS_IT_COMES)) if self.meets_plain else (again,)
+
+    @property
+    def num_plain(self) -> int:
+        """How many rows are there whoever takes part."""
+        return 1 + len(self.controls) + self.meets_plain
+
+    @property
     def num_each(self) -> int:
         """How many rows an entry leads to: its own, and legroom's at its peak."""
         return 1 if self.rival is None else 2 + len(self.also)
 
     def room(self, most_live: int) -> int:
         """How many entries it may have, with so many alive at once; one at least."""
-        return max(1, (most_live - 1 - self.meets_plain) // self.num_each)
+        return max(1, (most_live - self.num_plain) // self.num_each)
 
 
 def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:

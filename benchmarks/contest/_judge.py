@@ -11,7 +11,10 @@ In go the two rows as the result file has them; out comes a verdict. See Note [V
 #    median of the ratios is the figure; its interval is made of two of the ratios, the ones that
 #    enclose the true median with at least 95 % (for fewer than six rounds: all of them). It needs
 #    no assumption on how times are spread.
-# 3. Win: the whole interval is below 1. Loss: the whole interval is above 1. Otherwise a tie.
+# 3. Win: the whole interval is below 1. Loss: the whole interval is above 1. Otherwise a tie; and
+#    also if the figure is within `SAME_TIME` of 1, since two processes of the same contestant may
+#    differ by that much for good, which no number of rounds shows. The contest's own control, plain
+#    in a second process of each heat, says whether that is enough.
 # 4. Processor time is what counts, since other programs on the machine take none of it and all
 #    have the same number of threads. Where either holds tensors on a disk, the wall's clock counts,
 #    since a process that waits uses no processor.
@@ -29,6 +32,8 @@ from benchmarks.contest._heats import OURS
 
 COVERAGE = 0.95
 SAME_ERROR = 1.1
+SAME_TIME = 0.015
+"""As a share; chosen before any heat with controls was run."""
 
 
 class Outcome(enum.Enum):
@@ -64,9 +69,14 @@ def judge(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
     if not ratios:
         return Verdict(Outcome.LOSS, why=why)
     low, high = interval(ratios)
-    is_loss = bool(why) or low > 1
-    outcome = Outcome.LOSS if is_loss else Outcome.WIN if high < 1 else Outcome.TIE
-    return Verdict(outcome, statistics.median(ratios), low, high, why)
+    ratio = statistics.median(ratios)
+    if why:
+        outcome = Outcome.LOSS
+    elif low <= 1 <= high or abs(ratio - 1) <= SAME_TIME:
+        outcome = Outcome.TIE
+    else:
+        outcome = Outcome.WIN if high < 1 else Outcome.LOSS
+    return Verdict(outcome, ratio, low, high, why)
 
 
 def _why_lost(ours: dict[str, Any], theirs: dict[str, Any], ratios: list[float]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.contest._heats import OURS, PLAIN, Entry, Heat
+from benchmarks.contest._heats import AS_IT_COMES, OURS, PLAIN, Entry, Heat
 from benchmarks.contest._process import Worker
 
 PREPARE_TIMEOUT_S = 1200.0
@@ -93,10 +93,12 @@ def run_heat(
     """
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         field_ = _Field(stack, options, Path(folder), on_done, start)
-        rows = [field_.prepare(Entry(PLAIN, {}))]
-        rows += [field_.prepare(entry) for entry in heat.entries]
+        plain = field_.prepare(Entry(PLAIN, {}))
+        controls = [field_.prepare(entry) for entry in heat.controls]
+        met = [field_.prepare(entry) for entry in heat.entries]
+        rows = [plain, *controls, *met]
         if heat.rival is not None:
-            rows += _add_rivals(rows if heat.meets_plain else rows[1:], heat, field_)
+            rows += _add_rivals([plain, *met] if heat.meets_plain else met, heat, field_)
         field_.take_turns(rows)
         field_.finish(rows)
     return rows
@@ -164,6 +166,8 @@ class _Field:
             self._on_done(entry.label)
             return row
         worker = self._stack.enter_context(self._start(env=self._environment()))
+        if entry.setting != AS_IT_COMES:
+            worker.ask("keep", timeout_s=PREPARE_TIMEOUT_S)
         row.measured = worker.ask(
             "prepare",
             timeout_s=PREPARE_TIMEOUT_S,

@@ -16,12 +16,14 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.contest import ContestOptions, measure_case
 from benchmarks.contest._contest import QUICK_ROUNDS, ROUNDS, num_parts
+from benchmarks.contest._judge import SAME_TIME
 from benchmarks.contest.worker import WARMUP_STEPS
 from benchmarks.themes._contest_chart import write_charts
 from benchmarks.themes._contest_page import render
 from benchmarks.themes._contest_rows import (
     Judged,
     case_rows,
+    controls,
     judged_rows,
     merge_answers,
     predictions,
@@ -80,6 +82,7 @@ def write_markdown(result: dict[str, Any]) -> str:
         *_losses(judged),
         *_goals(judged),
         *_predictions(answers),
+        *_controls(answers),
         *(line for name in answers for line in _case_section(name, answers[name], rows[name])),
         *_who(),
     ]
@@ -233,6 +236,37 @@ def _predictions(answers: dict[str, Any]) -> Iterable[str]:
             "",
             "All rows that legroom fitted, presets among them. Peaks: measured by predicted, less "
             "one. Added time: measured less predicted, as a share of the plain step.",
+            "",
+            *table(head, body),
+            "",
+        )
+
+
+def _controls(answers: dict[str, Any]) -> Iterable[str]:
+    body = []
+    for label, by_case in controls(answers).items():
+        ratios = [ratio for some in by_case.values() for ratio in some]
+        body.append(
+            [
+                label,
+                str(len(ratios)),
+                f"{statistics.median(ratios):.3f}",
+                f"{min(ratios):.3f} to {max(ratios):.3f}",
+                percent(statistics.median(abs(ratio - 1) for ratio in ratios)),
+                ", ".join(
+                    f"{name} {' '.join(f'{ratio:.3f}' for ratio in some)}"
+                    for name, some in by_case.items()
+                ),
+            ]
+        )
+    if body:
+        head = ["control", "heats", "time / plain, median", "range", "off 1, median", "each"]
+        yield from (
+            "## The same contestant twice",
+            "",
+            "Plain in a second process of each heat: what differs there is no contestant's doing. "
+            f"Verdicts take differences of up to {percent(SAME_TIME)} for none. *As it comes*: "
+            "plain with glibc's own choice of which memory to return, where all others keep it.",
             "",
             *table(head, body),
             "",

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.contest._heats import OURS, PLAIN
-from benchmarks.themes._contest_rows import Row, case_rows, line_of, median_ratio
+from benchmarks.themes._contest_rows import Row, line_of, line_rows, median_ratio
 
 CASES = ("gpt2", "resnet50")
 _GROUPS = {
@@ -90,7 +90,7 @@ def lines_of(answer: dict[str, Any]) -> list[Line]:
     """What is drawn of a case: legroom first, then the peers in the order of their registry."""
     found: dict[str, Row] = {}
     points: dict[str, set[tuple[float, float]]] = {}
-    for row, plain in case_rows(answer):
+    for row, plain in line_rows(answer):
         ratio = median_ratio(row, plain) if row["status"] == "ready" else math.nan
         if not math.isnan(ratio):
             found.setdefault(line_of(row), row)

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.themes._contest_rows import case_rows, judged_rows, line_of, median_ratio
+from benchmarks.themes._contest_rows import judged_rows, line_of, line_rows, median_ratio
 from legroom.report._page import Page, render_page
 
 _PAGE = Page(
@@ -38,7 +38,7 @@ def page_data(result: dict[str, Any]) -> dict[str, Any]:
 
 def _case_data(name: str, answer: dict[str, Any]) -> dict[str, Any]:
     points, absent = [], []
-    for row, plain in case_rows(answer):
+    for row, plain in line_rows(answer):
         if row["status"] != "ready":
             absent.append({"label": row["label"], "why": row.get("why") or row["status"]})
             continue

@@ -71,6 +71,27 @@ def case_rows(answer: dict[str, Any]) -> list[tuple[Row, Row]]:
     return [(row, heat["rows"][0]) for heat in heats_of(answer) for row in heat["rows"]]
 
 
+def line_rows(answer: dict[str, Any]) -> list[tuple[Row, Row]]:
+    """The same without controls: what a chart draws."""
+    return [(row, plain) for row, plain in case_rows(answer) if not is_control(row, plain)]
+
+
+def is_control(row: Row, plain: Row) -> bool:
+    """Whether it is plain in a further process."""
+    return row["peer"] == PLAIN and row["label"] != plain["label"]
+
+
+def controls(answers: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """By control, and by case, the medians of its times by those of plain in the same heat."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, answer in answers.items():
+        for row, plain in case_rows(answer):
+            if is_control(row, plain) and ratios_of(row, plain):
+                by_case = found.setdefault(row["label"], {})
+                by_case.setdefault(name, []).append(median_ratio(row, plain))
+    return found
+
+
 def judged_rows(answer: dict[str, Any], case: str = "") -> list[Judged]:
     """Legroom against each row of a peer that trained."""
     found = []
@@ -116,7 +137,7 @@ def median_ratio(row: Row, other: Row) -> float:
 
 def time_against(row: Row, plain: Row) -> str:
     """That, with its interval, for a table."""
-    if row["peer"] == PLAIN:
+    if row is plain:
         return "1"
     ratios = ratios_of(row, plain)
     if not ratios:

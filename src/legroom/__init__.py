@@ -6,7 +6,8 @@ what would fit and what it would cost (`legroom.plan(step)`), and then trains wi
 (`legroom.verify(step)`). `legroom profile`, `legroom plan`, `legroom run` and `legroom verify` do
 the same for a script, from the command line. `legroom.swap(model)` puts leaner layers into a model,
 and `legroom.offload()` moves what autograd saves to the disk, for training without a plan.
-`legroom.return_freed_memory()` lets the process shrink with what PyTorch frees.
+`legroom.return_freed_memory()` lets the process shrink with what PyTorch frees, and
+`legroom.keep_freed_memory()` has steps on a CPU touch no new pages, which makes them shorter.
 """
 
 from legroom._version import __version__
@@ -15,6 +16,7 @@ from legroom.engine import (
     RunReport,
     Verification,
     fit,
+    keep_freed_memory,
     offload,
     return_freed_memory,
     verify,
@@ -34,6 +36,7 @@ __all__ = [
     "Verification",
     "__version__",
     "fit",
+    "keep_freed_memory",
     "offload",
     "plan",
     "profile",

@@ -4,7 +4,7 @@ In goes a model, a function or a whole script; its calls then run as the plan sa
 decides what is kept: `plan` does.
 """
 
-from legroom.engine._allocator import return_freed_memory
+from legroom.engine._allocator import keep_freed_memory, return_freed_memory
 from legroom.engine._compile_backend import compile_backend
 from legroom.engine._fit import Fitted, fit
 from legroom.engine._run_report import SCHEMA as RUN_SCHEMA
@@ -35,6 +35,7 @@ __all__ = [
     "executors_without",
     "fit",
     "fit_script",
+    "keep_freed_memory",
     "offload",
     "return_freed_memory",
     "verify",

@@ -1,7 +1,7 @@
-"""Has memory that tensors release go back to the system, on Linux with glibc.
+"""What becomes of memory that tensors release, on Linux with glibc: it goes back, or it stays.
 
-In goes nothing; out comes a sentence that says what was done. Without it, what a plan saves stays
-with the process: see Note [Freed memory].
+In goes nothing; out comes a sentence that says what was done. glibc as it comes does some of both:
+see Note [Freed memory].
 """
 
 # Note [Freed memory]
@@ -34,6 +34,11 @@ with the process: see Note [Freed memory].
 #    108 to 116, of 128 KiB 96 to 110. Hence 128 KiB.
 # 5. Blocks are not aligned to huge pages: of 2 MiB blocks 3 % is in them, of 4 MiB blocks half, of
 #    8 MiB blocks three quarters, of 32 MiB blocks nearly all.
+# 6. As it comes, glibc returns what is free at the heap's end and every block that it mapped, so a
+#    step touches 80 to 220 MiB of new pages, how much depends on how the heap of this one process
+#    came to lie: processes that run the same code differ by a tenth. If nothing is returned or
+#    mapped, steps touch no new page, are shorter, and alike in all processes. The contest's rows
+#    `plain` and `plain (as it comes)` show by how much.
 
 from __future__ import annotations
 
@@ -48,9 +53,13 @@ from typing import ClassVar
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
 _MMAP_BYTES = 128 * 1024
 _TRIM_BYTES = 1024**2
+_MOST_MAPPED = 65536
+"""glibc's own choice of how many blocks it maps."""
+_NEVER = -1
+"""As a threshold for returning the heap's end."""
 _LARGEST_HOLE = 1024**3
 
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
@@ -68,25 +77,58 @@ def return_freed_memory() -> str:
     glibc's, and where the environment sets these thresholds already. It lasts as long as the
     process; numbers do not change. It can double the time of a step: see Note [Freed memory].
     """
+    library = _glibc_to_set()
+    if isinstance(library, str):
+        return library
+    os.environ.setdefault(_HUGE_PAGES, "1")
+    if not (
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        and library.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+        and library.mallopt(_M_MMAP_MAX, _MOST_MAPPED)
+    ):
+        return _REFUSED
+    _State.is_returning = True
+    close_holes()
+    pages = "in huge pages" if _asks_for_huge_pages() else "without huge pages"
+    return f"freed blocks of 128 KiB and more go back to the system, {pages}"
+
+
+def keep_freed_memory() -> str:
+    """Have freed blocks stay with the process from now on; say in a sentence what was done.
+
+    Steps no longer touch new pages, which on a CPU is a part of their time that varies from process
+    to process: see Note [Freed memory], rule 6. The process stays as large as it ever was, and may
+    grow larger than its tensors at their peak, as holes between them cannot always be used. The
+    opposite is `return_freed_memory`; the later call holds. Nothing happens where malloc is not
+    glibc's, and where the environment sets these thresholds already. Numbers do not change.
+    """
+    library = _glibc_to_set()
+    if isinstance(library, str):
+        return library
+    if not (library.mallopt(_M_TRIM_THRESHOLD, _NEVER) and library.mallopt(_M_MMAP_MAX, 0)):
+        return _REFUSED
+    _State.is_returning = False
+    library.free.argtypes = [ctypes.c_void_p]
+    while _State.fillings:
+        library.free(_State.fillings.pop())
+    return "freed memory stays with the process, and is used again"
+
+
+_REFUSED = "freed memory is handled as glibc does: it refused to be told otherwise (mallopt)"
+
+
+def _glibc_to_set() -> ctypes.CDLL | str:
+    """glibc, if its settings are ours to change; otherwise a sentence that says why not."""
     chosen = _chosen_by_environment()
     if chosen:
         return f"freed memory is handled as {chosen} in the environment says; it was left so"
     library = _glibc()
     if library is None:
         return (
-            "freed memory may stay with the process: only glibc's malloc, on Linux, can be told to "
-            f"return it, and this process ({sys.platform}) uses another"
+            "freed memory is handled as before: only glibc's malloc, on Linux, can be told what to "
+            f"do with it, and this process ({sys.platform}) uses another"
         )
-    os.environ.setdefault(_HUGE_PAGES, "1")
-    if not (
-        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        and library.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-    ):
-        return "freed memory may stay with the process: glibc refused to return it (mallopt)"
-    _State.is_returning = True
-    close_holes()
-    pages = "in huge pages" if _asks_for_huge_pages() else "without huge pages"
-    return f"freed blocks of 128 KiB and more go back to the system, {pages}"
+    return library
 
 
 class _State:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,6 +99,16 @@ def test_the_whole_interval_decides(ours: list[float], outcome: Outcome) -> None
     assert verdict.low <= verdict.ratio <= verdict.high
 
 
+def test_what_processes_differ_by_is_a_tie() -> None:
+    theirs = row(*[100.0] * 6)
+    assert judge(row(*[98.6] * 6), theirs).outcome is Outcome.TIE
+    assert judge(row(*[101.4] * 6), theirs).outcome is Outcome.TIE
+    assert judge(row(*[98.4] * 6), theirs).outcome is Outcome.WIN
+    assert judge(row(*[101.6] * 6), theirs).outcome is Outcome.LOSS
+    above = judge(row(*[98.6] * 6, peak=2**20), theirs)
+    assert above.outcome is Outcome.LOSS
+
+
 def test_a_higher_peak_loses_whatever_the_time() -> None:
     verdict = judge(row(1.0, 1.0, peak=2**20 + 100), row(10.0, 10.0, peak=100))
     assert verdict.outcome is Outcome.LOSS
@@ -158,7 +169,7 @@ def test_every_setting_is_drawn_once() -> None:
                 peers.get(name).settings
             )
     assert sum(heat.rival is None for heat in heats) == 2
-    assert all(heat.num_each * len(heat.entries) + 1 <= 9 for heat in heats if heat.rival)
+    assert all(heat.num_plain + heat.num_each * len(heat.entries) <= 9 for heat in heats)
 
 
 def test_peers_meet_legroom_on_their_terms() -> None:
@@ -212,9 +223,21 @@ def test_plain_is_met_once(pretenders: type[Pretender]) -> None:
     heats = draw(peers.names(), quick=False, most_live=9)
     assert [heat.name for heat in heats if heat.meets_plain] == ["bitwise 1"]
     heat = Heat("x", (Entry("checkpoint", {}),), BITWISE, meets_plain=True)
-    plain, checkpoint, low, high = run_heat(heat, FIELD, start=pretenders)
+    plain, _, _, checkpoint, low, high = run_heat(heat, FIELD, start=pretenders)
     assert [each["budget"] for each in settings_of("legroom")] == [400, 1000]
     assert (plain.rival, checkpoint.rival) == (high.entry.label, low.entry.label)
+
+
+def test_plain_runs_in_further_processes(pretenders: type[Pretender]) -> None:
+    heat = Heat("x", (Entry("checkpoint", {}),), BITWISE, meets_plain=True)
+    rows = run_heat(heat, FIELD, start=pretenders)
+    plain, again, as_it_comes = rows[:3]
+    labels = [each.entry.label for each in (plain, again, as_it_comes)]
+    assert labels == ["plain", "plain, again", "plain (as it comes)"]
+    assert again.rival == as_it_comes.rival == ""
+    kept = [each for each in Pretender.asked if each["do"] == "keep"]
+    assert len(kept) == len(rows) - 1  # all but the one that shows what glibc does
+    assert len(run_heat(replace(heat, meets_plain=False), FIELD, start=pretenders)) == 4
 
 
 def test_peers_with_the_same_rival_ask_for_the_same_rows() -> None:
@@ -230,12 +253,12 @@ def test_contestants_take_turns(pretenders: type[Pretender]) -> None:
     rows = run_heat(heat, FIELD, start=pretenders)
     turns = [each["peer"] for each in Pretender.asked if each["do"] == "time"]
     assert turns == [
-        *("plain", "checkpoint", "chen"),
-        *("checkpoint", "chen", "plain"),
-        *("chen", "plain", "checkpoint"),
+        *("plain", "plain", "checkpoint", "chen"),
+        *("plain", "checkpoint", "chen", "plain"),
+        *("checkpoint", "chen", "plain", "plain"),
     ]
     assert all(each.cpu_ms == [1.0] * 3 for each in rows)
-    assert len(set(Pretender.caches)) == 3  # nobody finds what another has compiled
+    assert len(set(Pretender.caches)) == 4  # nobody finds what another has compiled
     assert not any(" " in each for each in Pretender.caches)  # which Inductor's compiler minds
 
 
@@ -244,12 +267,12 @@ def test_who_is_too_slow_is_not_tried_again(pretenders: type[Pretender]) -> None
     compiled = {"exactness": "rounding", "executor": "inductor"}
     rows = run_heat(Heat("x", (*entries, Entry("checkpoint", {})), compiled), FIELD,
                     start=pretenders)  # fmt: skip
-    assert [each.measured["status"] for each in rows][:4] == [
-        *("ready", "timeout", "not tried", "ready")
+    assert [each.measured["status"] for each in rows][:5] == [
+        *("ready", "ready", "timeout", "not tried", "ready")
     ]
-    assert rows[2].measured["why"] == "torch-budget (0.5) took too long to prepare"
+    assert rows[3].measured["why"] == "torch-budget (0.5) took too long to prepare"
     # Neither does legroom, compiled; it is a row all the same.
-    assert rows[4].measured["status"] == "not tried"
+    assert rows[5].measured["status"] == "not tried"
 
 
 def test_lossy_rivals_keep_to_the_error(pretenders: type[Pretender]) -> None:
@@ -285,6 +308,12 @@ def test_worker_prepares_times_and_finishes(
         assert len(timed["wall_ms"]) == len(timed["cpu_ms"]) == 2
         assert finished["stash_bytes"] > 0
         assert wrong == {"status": "failed", "why": "KeyError: 'nothing'"}
+
+
+def test_worker_is_told_to_keep_freed_memory() -> None:
+    with Worker() as real:
+        answer = real.ask("keep", timeout_s=300)
+    assert "freed memory" in answer["freed"]
 
 
 def test_without_plain_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

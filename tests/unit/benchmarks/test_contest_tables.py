@@ -60,6 +60,8 @@ HEATS = {
             "terms": BITWISE,
             "rows": [
                 PLAIN,
+                contestant("plain", "plain, again", peak=100, step_ms=101.0),
+                contestant("plain", "plain (as it comes)", peak=100, step_ms=120.0),
                 contestant("checkpoint", "checkpoint", peak=50, step_ms=130.0,
                            rival="legroom (50 MiB, bitwise)"),
                 contestant("selective", "selective (all)", peak=70, step_ms=104.0,
@@ -181,3 +183,15 @@ def test_page_has_every_point_and_opens_offline() -> None:
     page = Page(write_page(RESULT))
     page.check_offline()
     assert page.data()["cases"] == data["cases"]
+
+
+def test_controls_are_in_tables_and_not_on_lines() -> None:
+    written = themes.get("contest").write_markdown(RESULT)
+    section = written.split("## The same contestant twice")[1].split("## ")[0]
+    (again,) = [line for line in section.splitlines() if line.startswith("| plain, again")]
+    assert "1.010" in again
+    assert "1.00 %" in again
+    (as_it_comes,) = [line for line in section.splitlines() if "(as it comes) |" in line]
+    assert "gpt2 1.200" in as_it_comes
+    (case,) = page_data(RESULT)["cases"]
+    assert [each["label"] for each in case["points"] if each["line"] == "plain"] == ["plain"]

@@ -64,4 +64,4 @@ def test_quick_contest_writes_three_files(
         file.name.split("_")[0] + file.suffix for file in (tmp_path / "results").iterdir()
     )
     assert written == ["contest-quick.html", "contest-quick.json", "contest-quick.md"]
-    assert "9/9 contest, gpt2, rounding inductor 1 (" in capsys.readouterr().out
+    assert "12/12 contest, gpt2, rounding inductor 1 (" in capsys.readouterr().out

@@ -16,11 +16,13 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROGRAM = """
 import json, os, sys
 import torch
-from legroom.engine._allocator import close_holes, return_freed_memory
+from legroom.engine._allocator import (
+    close_holes, keep_freed_memory, return_freed_memory
+)
 from legroom.meter._resident import resident_bytes
 
 MIB = 2**20
-kept = []
+blocks_kept = []
 
 def touched(mebibytes):
     return torch.ones(mebibytes * MIB, dtype=torch.uint8)
@@ -31,7 +33,7 @@ def held_after_most_is_freed():
     before = resident_bytes()
     blocks = [touched(8) for _ in range(20)]
     del blocks[:-1]
-    kept.extend(blocks)
+    blocks_kept.extend(blocks)
     return (resident_bytes() - before) // MIB
 
 def untold():
@@ -56,7 +58,7 @@ def told_late():
 def holes_appear_later():
     return_freed_memory()
     small = [torch.ones(100 * 1024, dtype=torch.uint8) for _ in range(500)]  # in the heap
-    kept.extend(small[::50])
+    blocks_kept.extend(small[::50])
     del small[:]
     closed = close_holes()
     start = resident_bytes()
@@ -66,6 +68,34 @@ def holes_appear_later():
 
 def untold_closes_nothing():
     return close_holes()
+
+def new_pages_of_a_step():
+    "Of the third of three that hold 160 MiB in blocks of 8, and one of 64, and free them."
+    import resource
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [touched(8) for _ in range(20)]
+        touched(64)
+        blocks.clear()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * 4096 // MIB
+
+def kept():
+    return keep_freed_memory(), new_pages_of_a_step(), held_after_most_is_freed()
+
+def not_kept():
+    return new_pages_of_a_step()
+
+def kept_then_returned():
+    keep_freed_memory()
+    held_after_most_is_freed()
+    return_freed_memory()
+    return held_after_most_is_freed()
+
+def returned_then_kept():
+    return_freed_memory()
+    held_after_most_is_freed()
+    keep_freed_memory()
+    return new_pages_of_a_step()
 
 def told_after_an_allocation():
     touched(1)
@@ -103,6 +133,7 @@ def answers():
     return answers_of(
         "untold", "told", "told_twice", "told_late", "told_after_an_allocation",
         "told_without_huge_pages", "holes_appear_later", "untold_closes_nothing",
+        "kept", "not_kept", "kept_then_returned", "returned_then_kept",
     )  # fmt: skip
 
 
@@ -139,6 +170,21 @@ def test_holes_stay_open_unless_memory_goes_back(answers):
 
 
 @glibc
+def test_kept_memory_touches_no_new_pages(answers):
+    said, new_mib, held = answers["kept"]
+    assert said == "freed memory stays with the process, and is used again"
+    assert new_mib <= 1
+    assert answers["not_kept"] > 60  # what is mapped or at the heap's end goes back
+    assert held > -8  # and nothing was returned
+
+
+@glibc
+def test_the_later_choice_holds(answers):
+    assert answers["kept_then_returned"] <= 16
+    assert answers["returned_then_kept"] <= 1
+
+
+@glibc
 def test_calling_it_twice_is_safe(answers):
     assert len(set(answers["told_twice"])) == 1
 
@@ -163,7 +209,9 @@ def test_huge_pages_are_for_those_who_ask_early(answers):
     ],
 )
 def test_choices_of_the_environment_are_left(name, value):
-    said, held = answers_of("told", **{name: value})["told"]
+    chosen = answers_of("told", "kept", **{name: value})
+    (said, held), (said_of_kept, *_) = chosen["told"], chosen["kept"]
+    assert said_of_kept == said
     assert said == f"freed memory is handled as {name} in the environment says; it was left so"
     assert held > 120
 
