@@ -87,6 +87,7 @@ def main() -> None:
     """Try what the command line says and print the answer."""
     name, changes, what, *options = sys.argv[1:]
     torch.set_num_threads(1)
+    legroom.keep_freed_memory()  # steps of different processes are compared
     case = cases.build(name, **json.loads(changes))
     torch.manual_seed(0)
     print(json.dumps(TRIES[what](case, json.loads(options[0]) if options else {})))
