@@ -49,9 +49,10 @@ def test_smaller_last_batch_has_the_budget_of_the_others(options):
 
 
 def test_a_share_is_of_the_largest_step():
-    handle, _ = trained([256, 1024, 1024, 1024], activations="60%")
-    small, large = (kind.step_plan for kind in handle._plans.values())
+    handle, _ = trained([256, 1024, 1024, 1024, 512], activations="60%")
+    small, large, later = (kind.step_plan for kind in handle._plans.values())
     assert large.budget_bytes > small.budget_bytes
+    assert later.budget_bytes == large.budget_bytes  # neither its own share nor that of the first
 
 
 def test_a_later_kind_that_does_not_fit_a_share_ends_nothing(monkeypatch):
