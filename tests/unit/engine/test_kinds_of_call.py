@@ -7,7 +7,7 @@ import torch
 
 import legroom
 from legroom.engine import _fit
-from legroom.errors import InfeasibleBudgetError
+from legroom.errors import BudgetExceededError, InfeasibleBudgetError
 from tests.unit.engine.training import Net, batch, first_difference, sgd, train
 
 
@@ -112,4 +112,32 @@ def test_a_loss_that_the_loop_keeps_is_no_reason_to_stop():
     for _ in range(6):
         step()  # a few bytes more each time
     assert handle.report().measured_peak_bytes > budget
+    handle.undo()
+
+
+def test_a_loss_in_the_loop_that_does_not_fit_says_what_sees_it():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(32, 128))
+    optimizer = sgd(model)
+    data, target = torch.randn(4096, 32), torch.randn(4096, 128)
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(data), target).backward()
+        optimizer.step()
+
+    def train_on(num_steps):
+        for _ in range(num_steps):
+            step()
+
+    step()
+    budget = legroom.plan(step, budget="floor", points=0).chosen.predicted_peak_bytes + 2**18
+    handle = legroom.fit(model, budget=budget, optimizer=optimizer)
+    with pytest.raises(BudgetExceededError, match="`legroom plan` sees the whole step"):
+        train_on(6)
+    handle.undo()
+    handle = legroom.fit(model, budget=budget, optimizer=optimizer, step=step)
+    train_on(4)
+    assert handle.report().measured_peak_bytes <= budget
     handle.undo()
