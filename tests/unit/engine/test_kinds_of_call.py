@@ -41,7 +41,7 @@ def trained(rows, **options):
 )
 def test_smaller_last_batch_has_the_budget_of_the_others(options):
     handle, said = trained([512, 512, 512, 8], **options)
-    kinds = [kind.step_plan for kind in handle._plans.values()]
+    kinds = [kind.step_plan for kind in handle._kinds]
     assert len(kinds) == 2
     assert kinds[1].budget_bytes == kinds[0].budget_bytes
     assert kinds[1].plan.added_ms == 0  # it fits as it is
@@ -50,7 +50,7 @@ def test_smaller_last_batch_has_the_budget_of_the_others(options):
 
 def test_a_share_is_of_the_largest_step():
     handle, _ = trained([256, 1024, 1024, 1024, 512], activations="60%")
-    small, large, later = (kind.step_plan for kind in handle._plans.values())
+    small, large, later = (kind.step_plan for kind in handle._kinds)
     assert large.budget_bytes > small.budget_bytes
     assert later.budget_bytes == large.budget_bytes  # neither its own share nor that of the first
 
