@@ -205,9 +205,12 @@ class BudgetExceededError(LegroomError):
             f"a step peaks at {_in_mib(measured_bytes)}, above the budget of "
             f"{_in_mib(budget_bytes)}, with a plan that predicts {_in_mib(predicted_bytes)}.\n"
             "  what lies outside the planned calls (a loss in the loop, code that was not "
-            "captured) takes the difference.\n"
+            "captured) takes the difference; it was set aside for the whole of the step.\n"
+            "  `legroom plan` sees the whole step: where it finds a plan for this budget, "
+            "legroom.fit with step= carries that out.\n"
             "  try: legroom.fit with step=, a function that does one step of the loop; or on a "
-            "function that returns the loss; a larger budget; a smaller batch"
+            "function that returns the loss; the loss inside the model's forward; "
+            "a larger budget; a smaller batch"
         )
 
 

@@ -71,6 +71,18 @@ def test_verdict_tells_peaks_and_price(open_plan: OpenFunction) -> None:
     assert opened.page.locator("#timed-out").count() == 0
 
 
+def test_frontier_is_a_staircase_with_points(open_plan: OpenFunction) -> None:
+    opened = open_plan(made_up_report())
+    script = (
+        "() => echarts.getInstanceByDom(document.getElementById('frontier-chart')).getOption()"
+        ".series.filter((s) => s.type === 'line').map((s) => [s.id, s.step, s.smooth, s.symbol])"
+    )
+    assert opened.page.evaluate(script) == [
+        ["bound", "start", False, "none"],
+        ["plans", "end", False, "circle"],
+    ]
+
+
 def test_frontier_chart_shows_plans_bounds_and_presets(open_plan: OpenFunction) -> None:
     report = made_up_report()
     opened = open_plan(report)

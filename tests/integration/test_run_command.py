@@ -136,8 +136,27 @@ def test_failing_script_shows_its_own_traceback(legroom, python):
     traceback = run.stderr[run.stderr.index("Traceback") :]
     assert 'raise ValueError("as it was told to")' in traceback
     assert "legroom/engine" not in traceback
-    assert "wide_mlp.py failed in step 5 at" in run.stderr
+    assert "wide_mlp.py failed after step 4 at" in run.stderr
     assert json.loads((python.folder / "fail.json").read_text())["measured_peak_bytes"] > 0
+
+
+GROWING = """
+import torch
+layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in (256, 256, 8192):
+    optimizer.zero_grad()
+    model(torch.randn(rows, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_beyond_the_budget_names_its_step(legroom, python):
+    (python.folder / "growing.py").write_text(GROWING)
+    run = legroom("run", "--budget", "4MiB", "growing.py")
+    assert run.returncode == 1
+    assert "while planning Sequential in step 3: no plan fits 4.00 MiB" in run.stderr
 
 
 def test_exit_code_of_the_script_is_kept(legroom):
@@ -173,7 +192,7 @@ def test_interruption_has_its_code(legroom, python):
     (python.folder / "interrupted.py").write_text(text)
     run = legroom("run", "--budget", "100%", "interrupted.py", "--exit-at", "1")
     assert run.returncode == 130
-    assert "was interrupted in step 3" in run.stderr
+    assert "was interrupted after step 2" in run.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits need Linux's RLIMIT_DATA")

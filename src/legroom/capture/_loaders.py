@@ -1,6 +1,7 @@
-"""Batches of loaders with workers, while a step is captured without memory.
+"""Batches of loaders, while a step is captured without memory.
 
-In go `DataLoader`s with `num_workers`; out come batches of ordinary data. See Note [Loaders].
+In go `DataLoader`s; out come batches of the samples that plain training could draw, as ordinary
+data where the loader has workers. See Note [Loaders].
 """
 
 # Note [Loaders]
@@ -10,6 +11,9 @@ In go `DataLoader`s with `num_workers`; out come batches of ordinary data. See N
 # 3. Datasets ask who they are (`get_worker_info`) and loaders call `worker_init_fn`: both are
 #    answered as for worker 0 of 1, which gets all of an iterable dataset.
 # 4. Iterators that were made before keep their workers; their batches arrive as ordinary data.
+# 5. Which samples come next is drawn for real, with workers or without: it is no part of the step,
+#    and made-up numbers would be the same sample again and again, with its one length. A sampler
+#    that needs tensors that have no memory is asked again among them.
 
 from __future__ import annotations
 
@@ -29,12 +33,16 @@ _TESTED = "2.13.0"
 
 @contextlib.contextmanager
 def loaders_without_workers() -> Iterator[None]:
-    """Loaders start no workers while the context is open; see Note [Loaders]."""
+    """Loaders start no workers, and draw for real, while it is open; see Note [Loaders]."""
     loader_class: Any = DataLoader
+    base_class: Any = getattr(loaders, "_BaseDataLoaderIter", None)
     waiting_class: Any = getattr(loaders, "_MultiProcessingDataLoaderIter", None)
     if waiting_class is None or not hasattr(loaders, "_SingleProcessDataLoaderIter"):
         raise TorchInterfaceError("torch.utils.data.dataloader._*DataLoaderIter", tested=_TESTED)
+    if not hasattr(base_class, "_next_index"):
+        raise TorchInterfaceError("_BaseDataLoaderIter._next_index", tested=_TESTED)
     make, wait = loader_class.__iter__, waiting_class.__next__
+    draw = base_class._next_index
 
     def iterate(loader: Any) -> Any:
         if not loader.num_workers:
@@ -48,7 +56,18 @@ def loaders_without_workers() -> Iterator[None]:
         with real_tensors():
             return wait(iterator)
 
+    def draw_for_real(iterator: Any) -> Any:
+        try:
+            with real_tensors():
+                return draw(iterator)
+        except StopIteration:
+            raise
+        except Exception:  # fakes among what it draws from; its own faults come again
+            iterator._sampler_iter = iter(iterator._index_sampler)
+            return draw(iterator)
+
     with contextlib.ExitStack() as undo:
+        undo.callback(_put(base_class, "_next_index", draw_for_real))
         undo.callback(_put(loader_class, "__iter__", iterate))
         undo.callback(_put(waiting_class, "__next__", wait_for_batch))
         yield

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from legroom.capture._autograd import BackwardCall, observe_backward
+from legroom.capture._moments import StepCount
 from legroom.capture._script import StopScript
 
 _PATIENCE = 10
@@ -70,12 +71,14 @@ class StepFinder:
 
     Attributes:
         observer: Who else is told of optimizer steps and backward passes; may be replaced.
+        steps: Those that have ended.
     """
 
     def __init__(
         self, on_boundary: Callable[[], None], *, on_start: Callable[[], None] | None = None
     ) -> None:
         self.observer = AbstractTrainingObserver()
+        self.steps = StepCount()
         self._on_boundary = on_boundary
         self._on_start = on_start
         self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -183,7 +186,7 @@ class StepFinder:
         has_run = self.num_backwards > self._backwards_at_entry
         has_optimizer = self.num_optimizers or self.num_optimizer_steps
         if has_run and not has_optimizer and not self._is_deaf:
-            self._on_boundary()
+            self._step_ends()
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not self._is_deaf:
@@ -205,7 +208,11 @@ class StepFinder:
                 anchor = optimizer  # all equally often: the one that closes the round
             self._anchor = weakref.ref(anchor)
         if optimizer is anchor:
-            self._on_boundary()
+            self._step_ends()
+
+    def _step_ends(self) -> None:
+        self.steps.step_ends()
+        self._on_boundary()
 
     @contextlib.contextmanager
     def _around_backward(self, call: BackwardCall) -> Iterator[None]:

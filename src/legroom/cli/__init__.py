@@ -21,7 +21,7 @@ from legroom.cli._verify import verify_command
 from legroom.cli._ways import ways_command
 from legroom.errors import LegroomError, ScriptError, ScriptInterruptedError
 
-_COMMANDS = (
+_COMMANDS = (  # in the order in which somebody comes to need them
     profile_command,
     plan_command,
     run_command,
@@ -33,7 +33,13 @@ _COMMANDS = (
 
 
 class _Group(click.Group):
-    """Ends with legroom's line and code on Ctrl-C, and not with click's `Aborted!` and 1."""
+    """Lists commands in the order of their use, and ends with legroom's line and code on Ctrl-C.
+
+    click would sort them by name, and end with `Aborted!` and 1.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,13 +56,12 @@ def _group() -> None:
     """Make PyTorch training fit: see where a step's memory and time go, and what would fit.
 
     \b
-    legroom profile train.py                 where memory and time go
-    legroom plan --budget 4GiB train.py      what would fit, at what cost, before training
-    legroom run --budget 4GiB train.py       the unmodified script, within the budget
-    legroom verify --budget 4GiB train.py    the same steps plain and fitted, compared bit for bit
-    legroom ways                             everything that a plan can use; NAME: one in full
-    legroom tiers                            where bytes can be moved, and how fast that is here
-    legroom show profile.json                what a command saved, again
+    legroom profile train.py --batch-size 8
+    legroom plan --budget 4GiB train.py --batch-size 8
+    legroom run --budget 4GiB train.py --batch-size 8
+    legroom verify --budget 4GiB train.py --batch-size 8
+
+    Options of legroom go before the script, the script's own after it.
     """
 
 

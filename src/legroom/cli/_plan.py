@@ -26,6 +26,7 @@ from legroom.plan import PlanOptions, PlanReport, faults_of, largest_that_fits, 
 
 @click.command(
     "plan",
+    short_help="what would fit, at what cost, before training",
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @module_option

@@ -23,6 +23,7 @@ from legroom.meter import SessionOptions, profile_script
 
 @click.command(
     "profile",
+    short_help="where a training step's memory and time go",
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @module_option

@@ -28,6 +28,7 @@ from legroom.report import print_run_measured, print_run_plan
 
 @click.command(
     "run",
+    short_help="the unmodified script, within a budget",
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @module_option

@@ -11,7 +11,11 @@ from legroom.errors import UsageError
 from legroom.report import load_report, print_run, print_verification
 
 
-@click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "show",
+    short_help="what a command saved with --json, again",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @html_option
 @rows_option
 @click.argument("file")

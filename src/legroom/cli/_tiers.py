@@ -15,7 +15,11 @@ from legroom.meter import tier_speed
 from legroom.report import TierRow, print_tiers, tiers_data
 
 
-@click.command("tiers", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "tiers",
+    short_help="where bytes can be moved, and how fast that is here",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @click.option("--fresh", is_flag=True, help="Measure again what was measured before.")
 @click.option(

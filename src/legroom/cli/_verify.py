@@ -33,6 +33,7 @@ _DIFFERENT = 1
 
 @click.command(
     "verify",
+    short_help="the same steps plain and fitted, compared bit for bit",
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @module_option

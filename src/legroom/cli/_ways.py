@@ -11,7 +11,11 @@ from legroom.cli._output import open_console
 from legroom.report import print_way, print_ways, way_data, ways_data
 
 
-@click.command("ways", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "ways",
+    short_help="everything that a plan can use; NAME: one in full",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def ways_command(*, names: tuple[str, ...], as_json: bool) -> None:

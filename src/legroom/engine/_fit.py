@@ -7,10 +7,7 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 # Note [Fitted calls]
 # 1. A module is changed in place, in what PyTorch itself keeps for compiled modules: parameters,
 #    buffers, hooks and `state_dict()` stay as they are, and copies and pickles of it are plain.
-# 2. Each kind of call (see `CallKey`) has its own plan. Up to a few kinds are captured and planned;
-#    further ones that are in no dimension larger than a planned one take its decisions over.
-#    A model that runs other operations than were planned (a hook was added, an attribute changed)
-#    runs them as they are once, and is planned again at its next call.
+# 2. Each kind of call has its own plan: see Note [Kinds of call].
 # 3. Calls without gradients, inside a backward pass, under saved-tensor hooks, function transforms
 #    or somebody else's compilation run as they are, and are listed.
 #    How many elements are zero is seen in the first call, see Note [Density]. A lossy plan's
@@ -19,10 +16,6 @@ is made at the first one; everything else runs as before. See Note [Fitted calls
 #    Above the budget: what is beyond the prediction lies outside the plan. A budget that is a share
 #    is then one of a larger peak. What is still above is set aside and the step planned anew; after
 #    two such attempts it is an error.
-# 5. Kinds of call that come later have as much as those before them: a share is of the largest step
-#    so far, not of a last batch that is smaller. By then there is training to lose. So where no
-#    plan fits a share, or more is measured, that is said, and the lowest plan is used. A budget in
-#    bytes is a limit: the call is refused, and the next one goes on.
 
 from __future__ import annotations
 
@@ -55,9 +48,9 @@ from legroom.capture import (
 from legroom.engine._accuracy import AccuracyCheck, is_lossy
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
-from legroom.engine._density import uses_sparse
+from legroom.engine._kinds_of_call import KindsOfCall
 from legroom.engine._observer import FitObserver
-from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
+from legroom.engine._planned_kind import PlannedKind
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepEnds, StepWatch
@@ -70,13 +63,10 @@ from legroom.engine.graph import (
     choose_executor,
     guard,
 )
-from legroom.errors import InfeasibleError, LegroomError, UsageError
+from legroom.errors import LegroomError, UsageError
 from legroom.plan import OnProgress, PlanOptions, allowed_ways
-from legroom.ways import take_overflows
 
 _log = logging.getLogger("legroom")
-_MOST_PLANNED = 4
-_MOST_OVERFLOWS = 3
 _installed: weakref.WeakSet[Fitted] = weakref.WeakSet()
 
 
@@ -184,10 +174,6 @@ def fitted_around(module: nn.Module) -> Fitted | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
-
-
 def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
     """The options without ways that the executor cannot carry out.
 
@@ -237,11 +223,7 @@ class Fitted:
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
-        self._plans: dict[CallKey, PlannedKind] = {}
-        self._plan_of_step: StepPlan | None = None
-        self._keys_of_step: set[CallKey] | None = None
-        self._num_strays: Counter[CallKey] = Counter()
-        self._num_overflows: Counter[CallKey | None] = Counter()
+        self._kinds = KindsOfCall(self, options)
         self._latest: PlannedKind | None = None
         self._is_busy = False
         self._num_failed_backwards = guard.num_failed
@@ -275,7 +257,7 @@ class Fitted:
         self._is_installed = False
         _installed.discard(self)
         self._hooks.close()
-        for kind in self._plans.values():
+        for kind in self._kinds:
             kind.forget()
         if self._watch is not None and self._finds_steps:
             self._watch.close()
@@ -308,15 +290,15 @@ class Fitted:
     # Calls ---------------------------------------------------------------------------------------
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        if self._keys_of_step is not None and self._is_busy:
-            self._keys_of_step.add(call_key(self._module, args, kwargs))
+        if self._is_busy and self._kinds.asks_for_calls:
+            self._kinds.called_in_step(call_key(self._module, args, kwargs))
         why_plain = self._why_plain()
         if why_plain is not None:
             if why_plain:
                 self._left_plain[why_plain] += 1
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
-        kind = self._plans.get(key)
+        kind = self._kinds.find(key)
         if kind is not None and kind.is_stale:
             self.compile_again(kind.step_plan)
         is_due = kind is not None and kind.is_due(self._options.check_every)
@@ -328,7 +310,8 @@ class Fitted:
                 kind = kind or self._plan_kind(key, args, kwargs)
                 is_same = has_seen_zeros and not kind.use_density(self)
                 self._measure_batch(kind, args, kwargs)
-            self._latest = self._plans[key] = kind
+            self._latest = kind
+            self._kinds.keep(key, kind)
             if is_due:
                 self.say(kind.accuracy)
             elif not is_same:
@@ -345,20 +328,11 @@ class Fitted:
             raise
         finally:
             self._is_busy = False
-        if kind.unplanned and self._num_strays[key] < MOST_REPLANS:
-            self._num_strays[key] += 1
-            self._plan_anew(key, "the model runs other operations than were planned")
-        elif take_overflows() and uses_sparse(kind):
-            self._num_overflows[key] += 1
-            self._plan_anew(key, "tensors have fewer zeros than when it was planned")
+        why_anew = self._kinds.drop_if_other(key, kind)
+        if why_anew is not None:  # this step is not one that was planned; the next is
+            watch.close()
+            self.say(f"{why_anew}: planning again")
         return output
-
-    def _plan_anew(self, key: CallKey, why: str) -> None:
-        """This step is not one that was planned; the next is."""
-        self._plans.pop(key).forget()
-        if self._watch is not None:
-            self._watch.close()
-        self.say(f"{why}: planning again")
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
@@ -382,21 +356,16 @@ class Fitted:
             NothingCapturedError: It does not call the target, or no call could be captured.
             InfeasibleBudgetError: No plan fits.
         """
-        self._keys_of_step = set()
-        self._plan_of_step = self._capture_and_plan(step)
+        self._kinds.plan_step(step)
 
     def _plan_kind(
         self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> PlannedKind:
-        if self._plan_of_step is not None and key in (self._keys_of_step or ()):
-            return PlannedKind(self, self._plan_of_step, key)
-        own = [kind for kind in self._plans.values() if kind.key is not None]
-        if len(own) >= _MOST_PLANNED:
-            larger = [kind for kind in own if kind.key is not None and key.is_within(kind.key)]
-            if larger:
-                return PlannedKind(self, larger[0].step_plan, None)
-        step = made_up_step(self._module, args, kwargs, self._find_optimizers())
-        return PlannedKind(self, self._capture_and_plan(step), key)
+        return self._kinds.plan(
+            self,
+            key,
+            lambda: made_up_step(self._module, args, kwargs, self._find_optimizers()),
+        )
 
     def _measure_batch(
         self, kind: PlannedKind, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -412,43 +381,9 @@ class Fitted:
                 check.run()
             finally:
                 self._is_busy = False
-        elif not kind.num_calls and self._num_overflows[kind.key] < _MOST_OVERFLOWS:
+        elif not kind.num_calls and self._kinds.may_hold_sparse(kind):
             kind.watch_density(self)
         kind.is_checked = True
-
-    def _capture_and_plan(self, step: Callable[[], object]) -> StepPlan:
-        """See Note [Fitted calls], rule 5."""
-        known = [kind.step_plan for kind in self._plans.values()]
-        known += [self._plan_of_step] if self._plan_of_step is not None else []
-        least_bytes = max((each.budget_bytes for each in known), default=0)
-        try:
-            return self._plan(step, self._options, least_bytes)
-        except InfeasibleError as error:
-            if not known or self._is_limit:
-                raise
-            self.say(f"{_first_line(error)} For this kind of call the lowest plan is used")
-        options = replace(self._options, budget="floor", activations=None, stash=None)
-        return self._plan(step, options, least_bytes)
-
-    @property
-    def _is_limit(self) -> bool:
-        """Whether the budget was given in bytes."""
-        budget = self._options.chosen_budget
-        return budget is not None and budget.num_bytes is not None
-
-    def _plan(self, step: Callable[[], object], options: PlanOptions, least_bytes: int) -> StepPlan:
-        self._is_busy = guard.is_planning = True
-        try:
-            return plan_call(
-                step,
-                options,
-                models=[self._module],
-                forgets=not self._plans and guard.is_alone,
-                least_bytes=least_bytes,
-                on_progress=self._on_progress,
-            )
-        finally:
-            self._is_busy = guard.is_planning = False
 
     def _find_optimizers(self) -> tuple[Optimizer, ...]:
         if self._optimizers:
@@ -483,6 +418,23 @@ class Fitted:
 
     # For the plans -------------------------------------------------------------------------------
 
+    def plan_within(
+        self, step: Callable[[], object], options: PlanOptions, least_bytes: int
+    ) -> StepPlan:
+        """Capture a step and plan it; see `plan_call`."""
+        self._is_busy = guard.is_planning = True
+        try:
+            return plan_call(
+                step,
+                options,
+                models=[self._module],
+                forgets=not self._kinds and guard.is_alone,
+                least_bytes=least_bytes,
+                on_progress=self._on_progress,
+            )
+        finally:
+            self._is_busy = guard.is_planning = False
+
     def compile(
         self, step_plan: StepPlan, *, probe: Probe | None = None, witness: Witness | None = None
     ) -> Callable[..., Any]:
@@ -516,7 +468,7 @@ class Fitted:
         Raises:
             TierSpaceError: See `PlannedKind.compile`.
         """
-        kinds = [kind for kind in self._plans.values() if kind.step_plan is step_plan]
+        kinds = self._kinds.under(step_plan)
         for kind in kinds:
             kind.is_stale = True
         for kind in kinds:
@@ -534,14 +486,12 @@ class Fitted:
             self.compile_again(self._latest.step_plan)
 
     def refuse(self, kind: PlannedKind, error: LegroomError) -> None:
-        """A kind of call cannot be kept within the budget; see Note [Fitted calls], rule 5.
+        """A kind of call cannot be kept within the budget.
 
         Raises:
-            LegroomError: The budget is a limit, or training has just begun.
+            LegroomError: See `KindsOfCall.refuse`.
         """
-        if self._is_limit or next(iter(self._plans.values()), kind) is kind:
-            raise error
-        self.say(f"{_first_line(error)} Training goes on")
+        self._kinds.refuse(kind, error)
 
     def progress(self, done: int, total: int) -> None:
         """Tell how far measuring has come."""

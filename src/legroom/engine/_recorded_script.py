@@ -71,7 +71,7 @@ def _record_plain(run: RecordedRun, script: Script, recorder: Recorder) -> Outco
         ended = run_script(script)
     if own_error:
         raise own_error[0]
-    return _outcome(run, recorder, _failure(run, recorder, ended), ended)
+    return _outcome(run, recorder, _failure(run, recorder, finder, ended), ended)
 
 
 def _record_fitted(run: RecordedRun, script: Script, recorder: Recorder) -> Outcome:
@@ -120,7 +120,9 @@ def _is_about_memory(error: BaseException) -> bool:
     return is_out_of_memory(error) or "ran out of memory" in str(error)
 
 
-def _failure(run: RecordedRun, recorder: Recorder, ended: ScriptOutcome) -> LegroomError | None:
+def _failure(
+    run: RecordedRun, recorder: Recorder, finder: StepFinder, ended: ScriptOutcome
+) -> LegroomError | None:
     """Why a plain run cannot be compared with; None if it can."""
     if recorder.num_steps >= run.num_steps or (recorder.num_steps and ended.error is None):
         return None
@@ -130,7 +132,7 @@ def _failure(run: RecordedRun, recorder: Recorder, ended: ScriptOutcome) -> Legr
             "  try: the script that trains, with arguments that make it train; "
             "`--help` of the script, after its name, shows them"
         )
-    moment = f"in step {recorder.num_steps + 1}"
+    moment = finder.steps.moment_of(ended.error)
     failure = failure_of(ended, name=run.target, moment=moment, memory_hint="--smaller")
     if isinstance(failure, ScriptError) and isinstance(ended.error, Exception):
         failure.traceback = ended.traceback

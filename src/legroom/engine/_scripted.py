@@ -153,7 +153,6 @@ class FittedScript:
         self._on_event = on_event or (lambda event: None)
         self._on_step = on_step or (lambda: None)
         self._watch: StepWatch | None = None
-        self._num_steps = 0
         self._last_news = 0
         self._promises: dict[str, _Promise] = {}
         self._own_error: Exception | None = None
@@ -185,6 +184,10 @@ class FittedScript:
         self._last_news = self._num_steps
         self.adoption.open()
 
+    @property
+    def _num_steps(self) -> int:
+        return self.finder.steps.num_steps
+
     # Models --------------------------------------------------------------------------------------
 
     def _fit(self, module: nn.Module, name: str) -> Fitted:
@@ -205,17 +208,18 @@ class FittedScript:
     @contextlib.contextmanager
     def around_planning(self, name: str) -> Iterator[None]:
         """Keep what planning runs, and its failures, out of the script."""
+        what = f"{name} in step {self._num_steps + 1}" if self._num_steps else name
         with self._guarded(), self.finder.paused():
             try:
                 yield
             except LegroomError as error:
-                error.args = (f"while planning {name}: {error}",)
+                error.args = (f"while planning {what}: {error}",)
                 raise
             except Exception as error:
                 overrun = self._overrun(error)
                 if overrun is None:
                     raise
-                raise ScriptError(f"while planning {name}: {overrun}") from error
+                raise ScriptError(f"while planning {what}: {overrun}") from error
 
     def planned(self, name: str, fitted: Fitted) -> None:
         """Say what was planned, and from which step on it is measured."""
@@ -236,7 +240,6 @@ class FittedScript:
     # Steps ---------------------------------------------------------------------------------------
 
     def _step_ends(self) -> None:
-        self._num_steps += 1
         with self._guarded():
             if self._watch is not None:
                 self._watch.step_ends()
@@ -305,7 +308,7 @@ class FittedScript:
             return ScriptRun(report, error)
         if error is None:
             return ScriptRun(report, self._explain_nothing() if report is None else None)
-        moment = f"in step {self._num_steps + 1}" if report is not None else "before it trained"
+        moment = "before it trained" if report is None else self.finder.steps.moment_of(error)
         overrun = self._overrun(error)
         if overrun is not None:
             failure: LegroomError = ScriptError(f"{name} failed {moment}: {overrun}")

@@ -186,7 +186,7 @@ class _Run:
         )
 
     def _explain_failure(self, outcome: ScriptOutcome) -> LegroomError:
-        moment = f"in step {self._session.num_steps_seen + 1}"
+        moment = self._finder.steps.moment_of(outcome.error)
         if not self._has_started:
             moment = "before training began"
         hint = (

@@ -1,13 +1,22 @@
-"""Loaders with workers, while a step is captured."""
+"""Loaders, while a step is captured."""
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from legroom.capture import capture_step
 from legroom.capture._loaders import loaders_without_workers
+from legroom.errors import CaptureFailedError
 
 
 class Squares(Dataset):
@@ -99,6 +108,57 @@ def test_data_that_is_made_while_captured_can_be_loaded():
         return iter(DataLoader(made[0], batch_size=4, num_workers=2))
 
     assert all(tuple(batch.shape) == (4, 8) for batch in train(batches))
+
+
+class Lengths(Dataset):
+    def __init__(self):
+        self.drawn = []
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        self.drawn.append(index)
+        return torch.ones(index + 1, 8)
+
+
+def captured_on_lengths(sampler_of, **options):
+    """Capture steps on sequences of different lengths; which were drawn, and the step's rows."""
+    data, net, batches = Lengths(), nn.Linear(8, 4), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step():
+        if not batches:
+            loader = DataLoader(data, 4, sampler=sampler_of(data), collate_fn=torch.cat, **options)
+            batches.append(iter(loader))
+        net(next(batches[0])).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    graph = capture_step(step).plain
+    rows = max(each.shape[0] for each in graph.tensors if each.shape[1:] == (4,))
+    return data.drawn, rows
+
+
+def test_a_shuffled_epoch_draws_each_sample_once():
+    torch.manual_seed(0)
+    drawn, rows = captured_on_lengths(RandomSampler)
+    assert len(set(drawn)) == len(drawn) >= 16
+    assert rows == sum(index + 1 for index in drawn[4:8])  # the second step is the plain one
+
+
+def test_a_sampler_of_made_up_numbers_is_answered():
+    drawn, _ = captured_on_lengths(lambda data: WeightedRandomSampler(torch.rand(32) + 1, 32))
+    assert len(drawn) >= 16
+
+
+def test_a_sampler_that_fails_fails_as_itself():
+    class Failing(RandomSampler):
+        def __iter__(self):
+            raise KeyError("no such sample")
+
+    with pytest.raises(CaptureFailedError, match="no such sample"):
+        captured_on_lengths(Failing)
 
 
 def test_loaders_are_put_back():

@@ -364,3 +364,13 @@ def test_piped_tables_are_as_wide_as_columns_says(monkeypatch, columns, width):
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
     assert open_console().width == width
+
+
+def test_help_lists_commands_in_the_order_of_their_use(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run("--help")
+    assert code == 0
+    rows = out[out.index("Commands:") :].splitlines()[1:]
+    names = [row.split()[0] for row in rows]
+    assert names == ["profile", "plan", "run", "verify", "ways", "tiers", "show"]
+    assert not [row for row in rows if row.endswith("...")]

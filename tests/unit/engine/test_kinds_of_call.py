@@ -7,7 +7,7 @@ import torch
 
 import legroom
 from legroom.engine import _fit
-from legroom.errors import InfeasibleBudgetError
+from legroom.errors import BudgetExceededError, InfeasibleBudgetError
 from tests.unit.engine.training import Net, batch, first_difference, sgd, train
 
 
@@ -41,7 +41,7 @@ def trained(rows, **options):
 )
 def test_smaller_last_batch_has_the_budget_of_the_others(options):
     handle, said = trained([512, 512, 512, 8], **options)
-    kinds = [kind.step_plan for kind in handle._plans.values()]
+    kinds = [kind.step_plan for kind in handle._kinds]
     assert len(kinds) == 2
     assert kinds[1].budget_bytes == kinds[0].budget_bytes
     assert kinds[1].plan.added_ms == 0  # it fits as it is
@@ -49,9 +49,10 @@ def test_smaller_last_batch_has_the_budget_of_the_others(options):
 
 
 def test_a_share_is_of_the_largest_step():
-    handle, _ = trained([256, 1024, 1024, 1024], activations="60%")
-    small, large = (kind.step_plan for kind in handle._plans.values())
+    handle, _ = trained([256, 1024, 1024, 1024, 512], activations="60%")
+    small, large, later = (kind.step_plan for kind in handle._kinds)
     assert large.budget_bytes > small.budget_bytes
+    assert later.budget_bytes == large.budget_bytes  # neither its own share nor that of the first
 
 
 def test_a_later_kind_that_does_not_fit_a_share_ends_nothing(monkeypatch):
@@ -111,4 +112,32 @@ def test_a_loss_that_the_loop_keeps_is_no_reason_to_stop():
     for _ in range(6):
         step()  # a few bytes more each time
     assert handle.report().measured_peak_bytes > budget
+    handle.undo()
+
+
+def test_a_loss_in_the_loop_that_does_not_fit_says_what_sees_it():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(32, 128))
+    optimizer = sgd(model)
+    data, target = torch.randn(4096, 32), torch.randn(4096, 128)
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(data), target).backward()
+        optimizer.step()
+
+    def train_on(num_steps):
+        for _ in range(num_steps):
+            step()
+
+    step()
+    budget = legroom.plan(step, budget="floor", points=0).chosen.predicted_peak_bytes + 2**18
+    handle = legroom.fit(model, budget=budget, optimizer=optimizer)
+    with pytest.raises(BudgetExceededError, match="`legroom plan` sees the whole step"):
+        train_on(6)
+    handle.undo()
+    handle = legroom.fit(model, budget=budget, optimizer=optimizer, step=step)
+    train_on(4)
+    assert handle.report().measured_peak_bytes <= budget
     handle.undo()

@@ -30,9 +30,11 @@ const frontier = {
     const unit = byteUnit(data.plain_peak_bytes);
     const [muted, text] = [cssColour("--muted"), cssColour("--text")];
     const line = (id, key, style) => ({
-      id, type: "line", symbol: "circle", symbolSize: 6, ...style,
+      id, type: "line", symbol: "circle", ...style,
       data: [...data.frontier].sort((a, b) => a.predicted_peak_bytes - b.predicted_peak_bytes).map((point) => ({ value: [point.predicted_peak_bytes / unit.factor, point[key]], point })),
     });
+    // A plan holds for every budget from its peak on, until the next one does with less; a bound for
+    // every budget up to the one that it was found for.
     const largest = Math.max(data.plain_peak_bytes, ...data.presets.map((p) => p.predicted_peak_bytes));
     const xAxis = byteAxis(largest, unit);
     this.chart.setOption({
@@ -46,11 +48,11 @@ const frontier = {
       },
       tooltip: { ...tooltipStyle(), trigger: "item", formatter: (info) => this.tip(info.data.point) },
       series: [
-        line("bound", "bound_ms", { symbol: "none", z: 2, lineStyle: { color: cssColour("--faint"), type: "dashed", width: 1.5 }, silent: true }),
-        line("plans", "added_ms", { z: 3, step: false, itemStyle: { color: cssColour("--accent") }, lineStyle: { color: cssColour("--accent"), width: 2 } }),
+        line("bound", "bound_ms", { symbol: "none", z: 2, step: "start", lineStyle: { color: cssColour("--faint"), type: "dashed", width: 1.5 }, silent: true }),
+        line("plans", "added_ms", { z: 3, step: "end", symbolSize: 8, showAllSymbol: true, itemStyle: { color: cssColour("--accent"), borderColor: cssColour("--surface"), borderWidth: 1 }, lineStyle: { color: cssColour("--accent"), width: 2 } }),
         {
           id: "presets", type: "scatter", z: 4, symbolSize: 9, itemStyle: { color: cssColour("--heat-bytes") },
-          label: { show: true, position: "right", color: text, fontSize: 12, formatter: (info) => info.data.point.name }, labelLayout: { hideOverlap: true, moveOverlap: "shiftY" },
+          label: { show: true, position: "right", offset: [0, -9], color: text, fontSize: 12, formatter: (info) => info.data.point.name }, labelLayout: { hideOverlap: true, moveOverlap: "shiftY" },
           data: data.presets.map((point) => ({ value: [point.predicted_peak_bytes / unit.factor, point.added_ms], point })),
         },
         {
