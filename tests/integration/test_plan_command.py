@@ -169,3 +169,25 @@ def test_ways_lists_every_registered_one(legroom):
     assert run.returncode == 0, run.stderr
     listed = run.stdout
     assert all(name in listed for name in (*ways.names(), *variants.names()))
+
+
+def test_errors_name_steps_as_the_script_counts_them(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for number in range(1, 9):\n"
+        "    optimizer.zero_grad()\n"
+        "    net(torch.randn(4, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    if number == 2:\n"
+        "        raise ValueError('it broke')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "legroom", "plan", str(script)],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "LEGROOM_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert "after step 2" in run.stderr

@@ -114,7 +114,8 @@ class _Run:
     def _explain(self, outcome: ScriptOutcome) -> LegroomError:
         name, seen = self._script.target, self._num_steps
         if outcome.error is not None:
-            moment = f"in step {seen + 1}" if self._has_started else "before training began"
+            moment = self._finder.steps.moment_of(outcome.error)
+            moment = moment if self._has_started else "before training began"
             failure = failure_of(outcome, name=name, moment=moment, memory_hint="a smaller batch")
             if self._has_started and isinstance(outcome.error, Exception):
                 failure = ScriptError(
