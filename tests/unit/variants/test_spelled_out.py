@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import legroom
-from legroom.capture import capture_step
+from legroom.capture import capture_step, scan_heap
+from legroom.layers import known_activation
 from legroom.plan import PlanOptions
 from legroom.variants import SpelledOut
 
@@ -96,3 +97,15 @@ def test_gradients_are_as_good_as_those_of_eager():
     ):
         allowed = max(1e-6 * best.grad.norm(), 3 * (theirs.grad.double() - best.grad).norm())
         assert (mine.grad.double() - best.grad).norm() <= allowed
+
+
+def test_nothing_it_tells_activations_by_stays_alive():
+    seen = []
+
+    def compute(values):
+        seen.append((values.shape, values.dtype))
+        return gelu_new(values)
+
+    assert known_activation(compute) == (F.gelu, {"approximate": "tanh"})
+    alive = [(each.shape, each.dtype) for each in scan_heap().tensors]
+    assert seen[0] not in alive
