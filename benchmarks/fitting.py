@@ -29,7 +29,7 @@ def model_to_change(case: Case) -> nn.Module:
 def fit_case(case: Case, **options: Any) -> legroom.Fitted:
     """Fit a case's model, planned from its whole step, and begin with the first batch again.
 
-    Planning calls the step four or five times, which takes as many batches.
+    Planning calls the step four to six times, which takes as many batches.
     """
     handle = legroom.fit(model_to_change(case), step=case.step, **options)
     case.rewind()

@@ -145,8 +145,20 @@ def _run(given: list[torch.Tensor], program: str) -> torch.Tensor:
 
 
 def run_into(given: list[torch.Tensor], program: str, place: int) -> torch.Tensor:
-    """What a program returns, in the memory of one of those given, which it has the layout of."""
-    return _write(given, program, given[place], place)
+    """What a program returns, in the memory of one of those given, which it has the layout of.
+
+    Capture has seen to that; where something else comes, what is written would be wrong numbers.
+    """
+    result, like = given[place], given[0]
+    dtype, shape = read_program(program)[-1].dtype, _broadcast(*(each.shape for each in given))
+    # See Note [Fused], rule 1. Where a dimension has one element, its stride means nothing.
+    is_laid_out = result.is_contiguous() if like.shape != shape else _steps(result) == _steps(like)
+    is_fit = result.dtype is dtype and result.shape == shape and is_laid_out
+    assert is_fit, (
+        f"bug in legroom: {dtype} {tuple(shape)} is to be written into an operand that is "
+        f"{result.dtype} {tuple(result.shape)} with strides {result.stride()}"
+    )
+    return _write(given, program, result, place)
 
 
 def _write(
@@ -225,6 +237,11 @@ def _empty_of_shape(given: list[torch.Tensor], program: str, shape: torch.Size) 
 def is_alike(value: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether two tensors have the same shape and lie in memory in the same order."""
     return value.shape == result.shape and value.stride() == result.stride()
+
+
+def _steps(value: torch.Tensor) -> list[int]:
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return [stride for size, stride in pairs if size != 1]
 
 
 def in_memory_order(value: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ Note [Four steps].
 # 1. From the start on, everything that training changes is fake, and every operation is recorded.
 # 2. The first step makes the optimizer's state. The second is recorded as the plain step, and tells
 #    which modules are called from outside. The third and fourth are Note [Pieces], rule 1.
-# 3. Where there are rewrites in reserve that would change a piece, a fifth step is recorded with
-#    them. A program that ends before it has still been captured without.
+# 3. Where rewrites have changed a piece, a fifth step is recorded without any, if that is wanted;
+#    where those in reserve would change one, another with them. A program that ends before has
+#    still been captured once.
 # 4. In the end everything is as it was; see Note [Exchange].
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Capture:
         seconds: How long capturing took.
         sources: The graphs that the engine will meet again.
         rewritten_by: The rewrites that changed any of those.
+        as_written: The same step, captured without rewrites; None where they changed nothing, or
+            it was not asked for.
         reserve: The same step, captured with the rewrites in reserve as well; None where there are
             none, or they change nothing.
         without_reserve: Of a reserve: the planned step as it is without those rewrites.
@@ -73,6 +76,7 @@ class Capture:
     seconds: float
     sources: tuple[SourceInfo, ...] = ()
     rewritten_by: tuple[Rewrite, ...] = ()
+    as_written: Capture | None = None
     reserve: Capture | None = None
     without_reserve: Graph | None = None
 
@@ -87,6 +91,14 @@ class _Recorded:
     not_captured: tuple[NotCaptured, ...]
     sources: tuple[SourceInfo, ...]
     rewritten_by: tuple[Rewrite, ...]
+
+
+class _Form(enum.Enum):
+    """What the pieces of a recorded step are; see Note [Four steps], rule 3."""
+
+    FIRST = "with the rewrites"
+    AS_WRITTEN = "without any"
+    RESERVE = "with those in reserve as well"
 
 
 class _Step(enum.Enum):
@@ -107,7 +119,8 @@ class StepCapture(AbstractTrainingObserver):
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change; decides how recurrent layers are captured.
         rewrites: Change graphs before they are differentiated.
-        reserve: The rewrites of a second capture, where those change anything more; none: no such.
+        as_written: Whether to capture the step without them as well, where they change anything.
+        reserve: The rewrites of a further capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
     """
@@ -118,6 +131,7 @@ class StepCapture(AbstractTrainingObserver):
         models: Iterable[nn.Module] = (),
         exactness: str = "bitwise",
         rewrites: tuple[Rewrite, ...] = (),
+        as_written: bool = False,
         reserve: tuple[Rewrite, ...] = (),
         forgets: bool = True,
         on_progress: Callable[[str], None] | None = None,
@@ -125,8 +139,10 @@ class StepCapture(AbstractTrainingObserver):
         self._models = list(models)
         self._exactness = exactness
         self._rewrites = rewrites
-        self._reserve = reserve
-        self._recorded: list[_Recorded] = []
+        self._as_written, self._reserve = as_written, reserve
+        self._form = _Form.FIRST
+        self._further: list[tuple[_Form, tuple[Rewrite, ...]]] = []
+        self._recorded: dict[_Form, _Recorded] = {}
         self._forgets = forgets
         self._on_progress = on_progress or (lambda text: None)
         self._open = contextlib.ExitStack()
@@ -185,18 +201,22 @@ class StepCapture(AbstractTrainingObserver):
     def _note_recorded(self) -> None:
         """Keep what was recorded; see Note [Four steps], rule 3, for what comes next."""
         assert self._pieces is not None, "legroom: no pieces after the last step"
-        self._recorded.append(
-            _Recorded(
-                span=self._spans[_Step.PIECES],
-                num_pieces=len(self._pieces.codes),
-                not_captured=tuple(self._pieces.not_captured()),
-                sources=tuple(source.info() for source in self._pieces.sources),
-                rewritten_by=self._pieces.rewritten_by,
-            )
+        self._recorded[self._form] = _Recorded(
+            span=self._spans[_Step.PIECES],
+            num_pieces=len(self._pieces.codes),
+            not_captured=tuple(self._pieces.not_captured()),
+            sources=tuple(source.info() for source in self._pieces.sources),
+            rewritten_by=self._pieces.rewritten_by,
         )
-        if len(self._recorded) == 1 and self._pieces.would_change(self._reserve):
-            self._pieces.start_over(self._reserve)
-            self._steps.append(_Step.PIECES)  # once more, with them
+        if self._form is _Form.FIRST:
+            if self._as_written and self._pieces.rewritten_by:
+                self._further.append((_Form.AS_WRITTEN, ()))
+            if self._pieces.would_change(self._reserve):
+                self._further.append((_Form.RESERVE, self._reserve))
+        if self._further:
+            self._form, rewrites = self._further.pop(0)
+            self._pieces.start_over(rewrites)
+            self._steps.append(_Step.PIECES)  # once more
 
     @property
     def is_enough(self) -> bool:
@@ -211,7 +231,7 @@ class StepCapture(AbstractTrainingObserver):
         """
         assert self.is_enough, "legroom: finish() before the last step has ended"
         self.abandon()
-        first, *others = self._recorded
+        first = self._recorded[_Form.FIRST]
         if not first.num_pieces:
             reasons = tuple(f"{note.what}: {note.why}" for note in first.not_captured)
             raise NothingCapturedError(reasons)
@@ -233,10 +253,13 @@ class StepCapture(AbstractTrainingObserver):
             return Capture(plain, planned, seconds, recorded.sources, recorded.rewritten_by)
 
         capture = built(first)
-        if not others:
-            return capture
-        reserve = replace(built(others[0]), without_reserve=capture.planned)
-        return replace(capture, reserve=reserve)
+        if _Form.RESERVE in self._recorded:
+            reserve = built(self._recorded[_Form.RESERVE])
+            capture = replace(capture, reserve=replace(reserve, without_reserve=capture.planned))
+        if _Form.AS_WRITTEN in self._recorded:
+            as_written = built(self._recorded[_Form.AS_WRITTEN])
+            capture = replace(capture, as_written=replace(as_written, reserve=capture.reserve))
+        return capture
 
     def abandon(self) -> None:
         """Put everything back as it was. Safe to call twice."""
@@ -379,19 +402,21 @@ class StepCapture(AbstractTrainingObserver):
             yield NotCaptured(f"sizes made by {', '.join(sorted(names))}", reason)
 
 
-def capture_step(
+def capture_step(  # noqa: PLR0913 - one keyword for each thing that is captured
     step: Callable[[], object],
     *,
     models: Iterable[nn.Module] = (),
     exactness: str = "bitwise",
     rewrites: tuple[Rewrite, ...] = (),
+    as_written: bool = False,
     reserve: tuple[Rewrite, ...] = (),
     forgets: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> Capture:
     """Capture a training step: forward, loss, backward and optimizer.
 
-    The step is called four times, or five with a reserve, on tensors that have no memory.
+    The step is called four times, and once more for each further capture, on tensors that have no
+    memory.
     Afterwards parameters, buffers, gradients, optimizer state and random numbers are as they were.
 
     Args:
@@ -399,7 +424,8 @@ def capture_step(
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change: `"bitwise"`, `"rounding"` or `"lossy"`.
         rewrites: Change graphs before they are differentiated.
-        reserve: The rewrites of a second capture, where those change anything more; none: no such.
+        as_written: Whether to capture the step without them as well, where they change anything.
+        reserve: The rewrites of a further capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
 
@@ -414,6 +440,7 @@ def capture_step(
         models=models,
         exactness=exactness,
         rewrites=rewrites,
+        as_written=as_written,
         reserve=reserve,
         forgets=forgets,
         on_progress=on_progress,

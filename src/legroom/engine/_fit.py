@@ -113,7 +113,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
             picks among its forms. `legroom ways` lists them.
         time_limit_s: Longest time to solve.
         step: Does one training step as the loop will. The plan is then made now, from the whole
-            step, what happens outside `target` included; `step` is called four or five times on
+            step, what happens outside `target` included; `step` is called four to six times on
             tensors that have no memory.
         on_progress: Called with a stage, how much of it is done, and how much there is.
 

@@ -28,6 +28,7 @@ from legroom.capture import Capture, capture_step
 from legroom.errors import InfeasibleBudgetError, InfeasibleError
 from legroom.plan import (
     Budget,
+    Judge,
     OnProgress,
     PieceProgram,
     Place,
@@ -161,15 +162,31 @@ class StepPlan:
         left_bytes = self.budget_bytes - reserved_bytes
         try:
             self.plan, self.programs = _plan_within(self.planner, left_bytes)
-        except InfeasibleError:
-            if self.capture.reserve is None:
-                raise
-            self._turn_to(self.capture.reserve, self.options.with_reserve(), left_bytes)
+        except InfeasibleError as error:
+            self._turn_elsewhere(left_bytes, error)
         self.reserved_bytes = reserved_bytes
         self.planning_s += time.perf_counter() - started
 
+    def _turn_elsewhere(self, budget_bytes: int, error: InfeasibleError) -> None:
+        """Carry out the step as captured otherwise; see Note [Reserve], rules 1 and 4.
+
+        Raises:
+            InfeasibleError: The last one that was met.
+        """
+        for capture, options in (
+            (self.capture.as_written, self.options.as_written()),
+            (self.capture.reserve, self.options.with_reserve()),
+        ):
+            if capture is not None:
+                try:
+                    self._turn_to(capture, options, budget_bytes)
+                except InfeasibleError as failure:
+                    error = failure
+                else:
+                    return
+        raise error
+
     def _turn_to(self, capture: Capture, options: PlanOptions, budget_bytes: int) -> None:
-        """Carry out the step as captured otherwise; see Note [Reserve], rule 1."""
         planner, self.notes = planner_of(capture, options)
         self.plan, self.programs = _plan_within(planner, budget_bytes)
         self.capture, self.options, self.planner = capture, options, planner
@@ -200,27 +217,36 @@ def plan_call(
         models=models,
         exactness=options.exactness,
         rewrites=options.rewrites,
+        as_written=options.plans_as_written,
         reserve=options.reserve,
         forgets=forgets,
         on_progress=stage_of(on_progress),
     )
 
-    def plan(capture: Capture, options: PlanOptions) -> StepPlan:
-        return _plan_capture(capture, options, started, least_bytes, on_progress)
+    def plan(capture: Capture, options: PlanOptions, *, beat_bytes: int | None = None) -> StepPlan:
+        planner, notes = planner_of(
+            capture, options, beat_bytes=beat_bytes, on_progress=on_progress
+        )
+        return _plan_capture(capture, options, planner, notes, least_bytes)
 
-    return plan_with_reserve(
-        capture, options, plan, floor_bytes=lambda step_plan: step_plan.planner.floor_bytes
+    judge: Judge[StepPlan] = Judge(
+        floor_bytes=lambda step_plan: step_plan.planner.floor_bytes,
+        plan=lambda step_plan: step_plan.plan,
+        step_ms=lambda step_plan: step_plan.planner.graph.step_ms - step_plan.planner.rewrite_ms,
+        as_written_ms=lambda step_plan: step_plan.planner.as_written_ms,
     )
+    best = plan_with_reserve(capture, options, plan, judge=judge)
+    best.planning_s = time.perf_counter() - started
+    return best
 
 
 def _plan_capture(
     capture: Capture,
     options: PlanOptions,
-    started: float,
+    planner: Planner,
+    notes: list[str],
     least_bytes: int,
-    on_progress: OnProgress | None,
 ) -> StepPlan:
-    planner, notes = planner_of(capture, options, on_progress=on_progress)
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
     budget_bytes = _bytes_of(budget, planner, 0, least_bytes)
@@ -234,7 +260,7 @@ def _plan_capture(
         plan=plan,
         programs=programs,
         notes=notes,
-        planning_s=time.perf_counter() - started,
+        planning_s=0.0,
         least_bytes=least_bytes,
         not_planned=_not_planned(planner),
     )

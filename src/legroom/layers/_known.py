@@ -57,6 +57,6 @@ def known_function(
     return None
 
 
-@functools.cache
 def _grid() -> torch.Tensor:
+    """Made anew each time: one that is kept would be alive in every training step."""
     return torch.linspace(-9, 9, 1801, dtype=torch.float64)

@@ -27,7 +27,7 @@ from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan._problem import Place, Problem
 from legroom.plan._program import Instruction, PieceProgram, Transfer
 from legroom.plan._report import OnProgress, build_report, planner_of, with_times
-from legroom.plan._reserve import plan_with_reserve
+from legroom.plan._reserve import Judge, plan_with_reserve
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
@@ -37,6 +37,7 @@ __all__ = [
     "Decision",
     "FrontierPoint",
     "Instruction",
+    "Judge",
     "LiveTensor",
     "OnProgress",
     "PieceProgram",

@@ -29,7 +29,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
 ) -> PlanReport:
     """Say into which budgets a training step would fit, and at what cost, before it runs.
 
-    The step is called four or five times on tensors that have no memory, and nothing is trained;
+    The step is called four to six times on tensors that have no memory, and nothing is trained;
     only single operations are run, to be timed. Parameters, optimizer state and random numbers stay
     as they are.
 
@@ -82,6 +82,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         step,
         exactness=exactness,
         rewrites=options.rewrites,
+        as_written=options.plans_as_written,
         reserve=options.reserve,
         on_progress=stage_of(on_progress),
     )

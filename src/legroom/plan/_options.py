@@ -45,6 +45,7 @@ class PlanOptions:
         device: Another device to plan for, by name or described; None: the one in use.
         time_limit_s: Longest time to solve for one budget.
         num_points: Budgets on the frontier; 0: only floor and chosen budget.
+        is_as_written: Whether nothing is rewritten, whatever may be; see Note [Reserve], rule 4.
     """
 
     budget: str | int | None = None
@@ -61,6 +62,7 @@ class PlanOptions:
     device: str | None = None
     time_limit_s: float = 30.0
     num_points: int = 10
+    is_as_written: bool = False
 
     def check(self) -> None:
         """Raise one `UsageError` for everything that is wrong."""
@@ -137,12 +139,26 @@ class PlanOptions:
             return ()
         return tuple(each.apply for each in self._rewrites)
 
+    @property
+    def plans_as_written(self) -> bool:
+        """Whether the step is planned as it is written as well; see Note [Reserve], rule 4."""
+        is_bounded = self.chosen_budget is not None or self.device is not None
+        is_asked = any(each.name in self.asked for each in self._rewrites)
+        return is_bounded and self.preset is None and bool(self.rewrites) and not is_asked
+
+    def as_written(self) -> PlanOptions:
+        """The options of a plan for the step as it is written."""
+        return replace(self, is_as_written=True)
+
     def with_reserve(self) -> PlanOptions:
         """The options of a plan that uses what is in reserve."""
-        return replace(self, asked=(*self.asked, *self._in_reserve))
+        rewritten = replace(self, is_as_written=False)
+        return replace(rewritten, asked=(*self.asked, *rewritten._in_reserve))
 
     @property
     def _rewrites(self) -> tuple[type[variants.AbstractRewrite], ...]:
+        if self.is_as_written:
+            return ()
         return variants.rewrites(self.variant_names, exactness=Exactness(self.exactness))
 
     @property

@@ -27,7 +27,7 @@ from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._planner import Planner
 from legroom.plan._problem import signatures_of_ways
-from legroom.plan._reserve import plan_with_reserve
+from legroom.plan._reserve import Judge, plan_with_reserve
 from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay, Exactness, RunCost
 
@@ -47,18 +47,26 @@ def build_report(
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
 
-    def report(capture: Capture, options: PlanOptions) -> PlanReport:
-        return _report(capture, options, target=target, on_progress=on_progress)
+    def report(
+        capture: Capture, options: PlanOptions, *, beat_bytes: int | None = None
+    ) -> tuple[PlanReport, Planner]:
+        planner, notes = planner_of(
+            capture, options, beat_bytes=beat_bytes, on_progress=on_progress
+        )
+        return _report(capture, options, planner, notes, target=target), planner
 
-    return plan_with_reserve(
-        capture, options, report, floor_bytes=lambda report: report.floor_peak_bytes
+    judge: Judge[tuple[PlanReport, Planner]] = Judge(
+        floor_bytes=lambda found: found[0].floor_peak_bytes,
+        plan=lambda found: found[0].chosen,
+        step_ms=lambda found: found[0].step_ms,
+        as_written_ms=lambda found: found[1].as_written_ms,
     )
+    return plan_with_reserve(capture, options, report, judge=judge)[0]
 
 
 def _report(
-    capture: Capture, options: PlanOptions, *, target: str, on_progress: OnProgress | None
+    capture: Capture, options: PlanOptions, planner: Planner, notes: list[str], *, target: str
 ) -> PlanReport:
-    planner, notes = planner_of(capture, options, on_progress=on_progress)
     started = time.perf_counter()
     planned = planner.graph
     budget_bytes = _budget_bytes(options, planner)
@@ -136,6 +144,7 @@ class Timed:
     Attributes:
         costs: Of what ways run themselves, by signature.
         rewrite_ms: What rewrites in reserve add to the step.
+        as_written_ms: What the step takes without rewrites; None where there are none.
         notes: What could not be measured, in sentences.
     """
 
@@ -143,6 +152,7 @@ class Timed:
     planned: Graph
     costs: dict[str, RunCost]
     rewrite_ms: float
+    as_written_ms: float | None
     notes: list[str]
 
 
@@ -159,10 +169,12 @@ def with_times(
     times = stopwatch.measure([*_signatures(capture), *own], on_progress=on_progress)
     planned, without = _timed(capture.planned, times), capture.without_reserve
     added_ms = 0.0 if without is None else planned.step_ms - _timed(without, times).step_ms
+    other = capture.as_written
     return Timed(
         plain=_timed(capture.plain, times),
         planned=planned,
         rewrite_ms=max(0.0, added_ms),
+        as_written_ms=None if other is None else _timed(other.planned, times).step_ms,
         costs={
             each: RunCost(times[each].ms, times[each].workspace_bytes)
             for each in own
@@ -176,9 +188,14 @@ def planner_of(
     capture: Capture,
     options: PlanOptions,
     *,
+    beat_bytes: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Planner, list[str]]:
-    """Time a captured step and get ready to plan it; also what could not be measured."""
+    """Time a captured step and get ready to plan it; also what could not be measured.
+
+    Args:
+        beat_bytes: See `Planner`.
+    """
     exactness = Exactness(options.exactness)
     enabled = ways.select(options.way_names, exactness=exactness)
     stopwatch: Stopwatch = OperationTimes(capture.planned.device)
@@ -195,9 +212,11 @@ def planner_of(
         costs=timed.costs,
         speeds=_speeds(enabled, options, capture.planned.device, on_progress),
         rewrite_ms=timed.rewrite_ms,
+        as_written_ms=timed.as_written_ms,
         exactness=options.exactness,
         preset=options.preset,
         stash=options.chosen_stash,
+        beat_bytes=beat_bytes,
         is_described=options.device is not None,
         time_limit_s=options.time_limit_s,
         on_progress=on_progress,
@@ -233,9 +252,11 @@ def _speeds(
 
 
 def _signatures(capture: Capture) -> list[str]:
+    other = capture.as_written
+    further = (capture.without_reserve, None if other is None else other.planned)
     return [
         op.signature
-        for graph in (capture.planned, capture.plain, capture.without_reserve)
+        for graph in (capture.planned, capture.plain, *further)
         if graph is not None
         for op in graph.operations
         if op.signature

@@ -1,7 +1,7 @@
-"""What is done only where no plan fits without it: rewrites that make a step longer.
+"""Which rewrites of a step pay: as it is written, with those that cost no time, or with all.
 
-In go a captured step, with what it is under those rewrites, and what plans one; out comes the plan
-of one of the two. See Note [Reserve].
+In go a captured step, with what it is under other rewrites, and what plans one; out comes the plan
+of one of them. See Note [Reserve].
 """
 
 # Note [Reserve]
@@ -9,56 +9,122 @@ of one of the two. See Note [Reserve].
 #    is: the planner does not choose tensor by tensor. So the step is planned without it first, and
 #    with it where no plan fits. If none fits then either, the error tells of the lower floor. The
 #    same once a step is measured above its budget, and no plan without fits what is left.
-# 2. As little as possible is the lower one of both floors.
+# 2. As little as possible is the lowest of all floors. Those within half a percent of it are the
+#    same, as far as the search can tell: of them, the fastest plan is taken.
 # 3. A rewrite that is asked for by name is no reserve: it is done at once. One that is left out, or
 #    not exact enough, is never done. A recipe of the literature is followed as it is.
+# 4. The other rewrites change every graph too, whether or not the budget asks for it: some take a
+#    little longer than what they replace, and leave plans less to choose from. So the step is also
+#    planned as it is written, and the better plan is taken: the faster one within a budget, the
+#    lower peak where that is looked for. Not where the rewritten step with its plan takes no longer
+#    than the step as it is written without any: then no other plan can be faster. Where a peak at
+#    no time is looked for, the second search begins where the first one ended.
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from legroom.capture import Capture
 from legroom.errors import InfeasibleError
+from legroom.plan._budget import Budget
 from legroom.plan._options import PlanOptions
+from legroom.plan._plan import Plan
+from legroom.plan.solvers import CLOSE_ENOUGH
 
+_SAME_PEAK = 1.005
 PlannedT = TypeVar("PlannedT")
+PlannedT_co = TypeVar("PlannedT_co", covariant=True)
+
+
+class PlanOne(Protocol[PlannedT_co]):
+    """Plans one capture under the options that it was made with."""
+
+    def __call__(
+        self, capture: Capture, options: PlanOptions, *, beat_bytes: int | None
+    ) -> PlannedT_co:
+        """What was planned; `beat_bytes` is that of `Planner`.
+
+        Raises:
+            InfeasibleError: No plan fits.
+        """
+
+
+@dataclass(frozen=True)
+class Judge(Generic[PlannedT]):
+    """What plans of one step under different rewrites are compared by.
+
+    Attributes:
+        floor_bytes: The lowest peak that was found while planning.
+        plan: The plan itself; None where none was asked for.
+        step_ms: What the step takes under the rewrites, before anything is planned.
+        as_written_ms: The same without rewrites; None where there are none.
+    """
+
+    floor_bytes: Callable[[PlannedT], int]
+    plan: Callable[[PlannedT], Plan | None]
+    step_ms: Callable[[PlannedT], float]
+    as_written_ms: Callable[[PlannedT], float | None]
+
+    def peak_bytes(self, planned: PlannedT) -> int | None:
+        """What the plan is predicted to take."""
+        plan = self.plan(planned)
+        return None if plan is None else plan.predicted_peak_bytes
+
+    def is_unbeatable(self, planned: PlannedT, budget: Budget | None) -> bool:
+        """Whether a plan of the step as it is written cannot be better; see rule 4."""
+        plan, other_ms = self.plan(planned), self.as_written_ms(planned)
+        if plan is None or other_ms is None:
+            return True
+        if budget is not None and (budget.is_floor or budget.is_free):
+            return False
+        return self.step_ms(planned) + plan.added_ms <= (1 + CLOSE_ENOUGH) * other_ms
+
+    def best(self, found: list[PlannedT], budget: Budget | None) -> PlannedT:
+        """The best of several plans for one budget; the first of those that are as good."""
+        if budget is not None and (budget.is_floor or budget.is_free):
+            peaks = [self._lowest_bytes(each, budget) for each in found]
+            most_bytes = _SAME_PEAK * min(peaks)
+            found = [each for each, peak in zip(found, peaks, strict=True) if peak <= most_bytes]
+        return found[0] if len(found) == 1 else min(found, key=self._total_ms)
+
+    def _lowest_bytes(self, planned: PlannedT, budget: Budget) -> int:
+        peak_bytes = self.peak_bytes(planned)
+        return self.floor_bytes(planned) if budget.is_floor or not peak_bytes else peak_bytes
+
+    def _total_ms(self, planned: PlannedT) -> float:
+        plan = self.plan(planned)
+        return self.step_ms(planned) + (0.0 if plan is None else plan.added_ms)
 
 
 def plan_with_reserve(
-    capture: Capture,
-    options: PlanOptions,
-    plan: Callable[[Capture, PlanOptions], PlannedT],
-    *,
-    floor_bytes: Callable[[PlannedT], int],
+    capture: Capture, options: PlanOptions, plan: PlanOne[PlannedT], *, judge: Judge[PlannedT]
 ) -> PlannedT:
-    """The plan of a step, with the rewrites that cost time where they are needed.
-
-    Args:
-        plan: Plans one capture under the options that it was made with.
-        floor_bytes: The lowest peak that was found while planning.
+    """The best plan of a step: rewritten, as it is written, or with rewrites that cost time.
 
     Raises:
-        InfeasibleError: No plan fits, with or without.
+        InfeasibleError: No plan fits, whatever is rewritten.
     """
     budget = options.chosen_budget
     is_floor = budget is not None and budget.is_floor
-    error: InfeasibleError | None = None
-    planned: PlannedT | None = None
-    try:
-        planned = plan(capture, options)
-    except InfeasibleError as failure:
-        if capture.reserve is None:
-            raise
-        error = failure.with_traceback(None)
-    if planned is not None and (capture.reserve is None or not is_floor):
-        return planned
-    assert capture.reserve is not None, "bug in legroom: a reserve that is none"
-    try:
-        other = plan(capture.reserve, options.with_reserve())
-    except InfeasibleError as failure:
-        nearest = failure if error is None else min(error, failure, key=lambda e: e.nearest_bytes)
-        raise nearest from None
-    if planned is not None and floor_bytes(planned) <= floor_bytes(other):
-        return planned
-    return other
+    is_free = budget is not None and budget.is_free
+    found: list[PlannedT] = []
+    errors: list[InfeasibleError] = []
+
+    def attempt(capture: Capture, options: PlanOptions, beat_bytes: int | None = None) -> None:
+        try:
+            found.append(plan(capture, options, beat_bytes=beat_bytes))
+        except InfeasibleError as failure:
+            errors.append(failure.with_traceback(None))
+
+    attempt(capture, options)
+    is_open = not found or not judge.is_unbeatable(found[0], budget)
+    if capture.as_written is not None and is_open:
+        beat_bytes = judge.peak_bytes(found[0]) if found and is_free else None
+        attempt(capture.as_written, options.as_written(), beat_bytes)
+    if capture.reserve is not None and (is_floor or not found):
+        attempt(capture.reserve, options.with_reserve())
+    if not found:
+        raise min(errors, key=lambda error: error.nearest_bytes)
+    return judge.best(found, budget)

@@ -59,6 +59,7 @@ class _Run:
         self._capture = StepCapture(
             exactness=options.exactness,
             rewrites=options.rewrites,
+            as_written=options.plans_as_written,
             reserve=options.reserve,
             on_progress=stage_of(on_progress),
         )

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.capture import _fused
-from legroom.capture._fused import FUSED, FUSIBLE, run_whole
+from legroom.capture._fused import FUSED, FUSIBLE, run_into, run_whole
 from legroom.capture._program import Place, Step, write_program
 from legroom.meter import PeakGauge
 
@@ -200,3 +200,22 @@ def test_shapes_that_were_seen_are_not_broadcast_again(monkeypatch):
     for _ in range(3):
         FUSED([torch.ones(5, 7), torch.ones(1, 7)], program)
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize(
+    ("operand", "named"),
+    [
+        (torch.ones(6, 4, dtype=torch.float64), "float64"),
+        (torch.ones(1, 4), r"operand that is torch.float32 \(1, 4\)"),
+        (torch.ones(4, 6).t(), r"strides \(1, 6\)"),
+    ],
+)
+def test_nothing_else_than_what_was_captured_is_written_into(operand, named):
+    program = write_program([Step(aten.add.Tensor, (Place(0), Place(1)), {}, torch.float32)])
+    value = torch.arange(24.0).view(6, 4)
+    with pytest.raises(AssertionError, match=f"bug in legroom: .*{named}"):
+        run_into([value, operand], program, 1)
+    fitting = torch.ones(6, 4)
+    written = run_into([value, fitting], program, 1)
+    assert written.data_ptr() == fitting.data_ptr()
+    assert torch.equal(written, value + 1)

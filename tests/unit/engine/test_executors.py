@@ -1,13 +1,29 @@
 """What runs a planned graph."""
 
+import contextlib
+import importlib
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import legroom
-from legroom.engine.graph import choose_executor
-from legroom.engine.graph._executors import _view
+from legroom.engine.graph import _executors, choose_executor
+from legroom.engine.graph._executors import _fusing_neighbours, _view
 from legroom.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def inductor():
+    """Inductor's modules, which warn when they are imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = ("compile_fx", "config", "choices", "virtualized")
+        return SimpleNamespace(
+            **{name: importlib.import_module(f"torch._inductor.{name}") for name in names}
+        )
 
 
 class Attending(nn.Module):
@@ -61,3 +77,35 @@ def test_inductor_may_leave_other_strides_than_eager():
     torch.testing.assert_close(found, expected)
     for param, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(param.grad, gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_inductor_fuses_only_what_lies_close_together(monkeypatch, inductor):
+    def node(first, last):
+        return SimpleNamespace(min_order=first, max_order=last)
+
+    base, virtual = inductor.choices.InductorChoices, inductor.virtualized.V
+    monkeypatch.setattr(base, "can_fuse", staticmethod(lambda *rest: True))
+    with _fusing_neighbours():
+        assert virtual.choices.can_fuse(None, node(3, 5), node(6, 27), 1)
+        # Torch's own would: remade at the end of backward, next to what reads the same before it.
+        assert not virtual.choices.can_fuse(None, node(3, 5), node(28, 28), 1)
+        assert not virtual.choices.can_fuse(None, node(40, 41), node(3, 5), 1)
+        assert "neighbours" in inductor.config.inductor_choices_class().uuid()
+    assert virtual.choices.can_fuse(None, node(3, 5), node(60, 60), 1)
+    assert inductor.config.inductor_choices_class is None
+
+
+def test_inductor_compiles_under_that_rule(monkeypatch, inductor):
+    asked = []
+
+    @contextlib.contextmanager
+    def noted():
+        asked.append(True)
+        with _fusing_neighbours():
+            yield
+
+    monkeypatch.setattr(_executors, "_fusing_neighbours", noted)
+    monkeypatch.setattr(inductor.compile_fx, "compile_fx_inner", lambda graph, inputs: graph)
+    graph = fx.symbolic_trace(lambda value: value + 1)
+    choose_executor("inductor", "rounding").compile(graph, [torch.ones(2)])
+    assert asked == [True]

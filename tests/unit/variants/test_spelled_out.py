@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import legroom
-from legroom.capture import capture_step
-from legroom.plan import PlanOptions
+from legroom.capture import capture_step, scan_heap
+from legroom.layers import known_activation
+from legroom.plan import Judge, PlanOptions
 from legroom.variants import SpelledOut
 
 
@@ -96,3 +97,58 @@ def test_gradients_are_as_good_as_those_of_eager():
     ):
         allowed = max(1e-6 * best.grad.norm(), 3 * (theirs.grad.double() - best.grad).norm())
         assert (mine.grad.double() - best.grad).norm() <= allowed
+
+
+def test_nothing_it_tells_activations_by_stays_alive():
+    seen = []
+
+    def compute(values):
+        seen.append((values.shape, values.dtype))
+        return gelu_new(values)
+
+    assert known_activation(compute) == (F.gelu, {"approximate": "tanh"})
+    alive = [(each.shape, each.dtype) for each in scan_heap().tensors]
+    assert seen[0] not in alive
+
+
+def test_the_step_is_captured_as_it_is_written_too():
+    model, value = Model(gelu_new), torch.randn(64, 64)
+
+    def captured(activation, **options):
+        model.activation = activation
+        return capture_step(
+            lambda: model(value).backward(),
+            exactness="rounding",
+            rewrites=(SpelledOut.apply,),
+            **options,
+        )
+
+    found = captured(gelu_new, as_written=True)
+    assert found.rewritten_by == (SpelledOut.apply,)
+    assert found.as_written.rewritten_by == ()
+    names = [each.name for each in found.as_written.planned.operations]
+    assert not any("gelu" in name for name in names)
+    assert found.as_written.plain is found.plain
+    assert captured(gelu_new).as_written is None
+    assert captured(F.relu, as_written=True).as_written is None
+
+
+def test_a_plan_of_the_step_as_it_is_written_runs(monkeypatch):
+    torch.manual_seed(0)
+    model, value = Model(gelu_new), torch.randn(512, 64)
+    expected = model(value)
+    expected.backward()
+    gradients = [param.grad.clone() for param in model.parameters()]
+    monkeypatch.setattr(Judge, "is_unbeatable", lambda self, planned, budget: False)
+    monkeypatch.setattr(Judge, "best", lambda self, found, budget: found[-1])
+    handle = legroom.fit(model, activations="60%", exactness="rounding")
+    model.zero_grad()
+    loss = model(value)
+    loss.backward()
+    report = handle.report()
+    handle.undo()
+    assert report.rewrites == ()
+    assert report.not_planned == ()
+    assert torch.equal(loss, expected)
+    found = [param.grad for param in model.parameters()]
+    assert all(map(torch.equal, found, gradients))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, final
 
 import torch
@@ -90,15 +90,56 @@ class Inductor(Executor):
             ) from None
         # The plan has put everything in an order that keeps the peak low; Inductor's own is worse.
         # Where it lays convolutions out anew, it keeps copies of their weights for backward.
-        with config.patch(
+        settings = config.patch(
             fallback_random=True, reorder_for_peak_memory=False, layout_optimization=False
-        ):
+        )
+        with settings, _fusing_neighbours():
             table = {**select_decomp_table(), **FUNCTIONAL, torch.ops.aten.view.default: _view}
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
                 decomposed = make_fx(graph, decomposition_table=table)(*inputs)
             compiled: Any = compile_fx_inner(decomposed, inputs)
         return compiled  # type: ignore[no-any-return]
+
+
+_FARTHEST = 24
+"""Between the first and the last operation of a kernel there are at most so many in the graph."""
+
+
+@contextlib.contextmanager
+def _fusing_neighbours() -> Iterator[None]:
+    """Inductor fuses only what the plan has put close together.
+
+    It runs a fused kernel where the first of its operations stands, or the last. What the plan
+    makes again right before it is needed reads what others read as well, is fused with them, and
+    then lies in memory for half of backward. By itself Inductor looks at the distance for some
+    fusions only, and allows 64.
+    """
+    try:
+        from torch._inductor import config
+        from torch._inductor.choices import InductorChoices
+        from torch._inductor.virtualized import V
+    except ImportError:
+        raise TorchInterfaceError(
+            "torch._inductor.choices.InductorChoices", tested=_TESTED
+        ) from None
+
+    class Neighbours(InductorChoices):
+        def uuid(self) -> str:
+            """What tells kernels in Inductor's cache from those fused otherwise."""
+            return f"legroom, neighbours within {_FARTHEST}"
+
+        @staticmethod
+        def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            first = min(node1.min_order, node2.min_order)
+            last = max(node1.max_order, node2.max_order)
+            if last - first > _FARTHEST:
+                return False
+            return InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
+
+    # In this order: the handler that is put back is made from the setting, if there was none yet.
+    with V.set_choices_handler(Neighbours()), config.patch(inductor_choices_class=Neighbours):
+        yield
 
 
 def _view(value: torch.Tensor, size: list[int]) -> Any:
