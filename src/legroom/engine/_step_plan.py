@@ -223,10 +223,8 @@ def plan_call(
         on_progress=stage_of(on_progress),
     )
 
-    def plan(capture: Capture, options: PlanOptions, *, beat_bytes: int | None = None) -> StepPlan:
-        planner, notes = planner_of(
-            capture, options, beat_bytes=beat_bytes, on_progress=on_progress
-        )
+    def plan(capture: Capture, options: PlanOptions) -> StepPlan:
+        planner, notes = planner_of(capture, options, on_progress=on_progress)
         return _plan_capture(capture, options, planner, notes, least_bytes)
 
     judge: Judge[StepPlan] = Judge(

@@ -99,8 +99,6 @@ class Planner:
         stash: Bound on what forward leaves for backward, in bytes or as a share of what it leaves
             in the plain step; None: only the peak is bounded. Holds for `plan` and `programs`;
             floor and frontier are those of the peak alone.
-        beat_bytes: A peak that is reached elsewhere at next to no time: the search for the lowest
-            such peak begins there. None: at the plain step's.
         is_described: Whether the device is another machine's, whose disk is not known.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
@@ -121,7 +119,6 @@ class Planner:
         exactness: str = "bitwise",
         preset: str | None = None,
         stash: Budget | None = None,
-        beat_bytes: int | None = None,
         is_described: bool = False,
         time_limit_s: float = 30.0,
         on_progress: OnProgress | None = None,
@@ -146,7 +143,6 @@ class Planner:
         self._contest = Contest(self._setting)
         self.stash_bytes = None if stash is None else stash.resolve(self.plain.stash_bytes, 0)
         self._within_stash: dict[int, Contest] = {}
-        self._beat_bytes = beat_bytes
         self._sensitivity: dict[Place, float] = {}
         self._allocated: dict[tuple[Choice, int], Entry] = {}
         self._has_floor = False
@@ -367,11 +363,10 @@ class Planner:
         gained operation by operation is not all gained in a step.
         """
         top, floor = self.plain.peak_bytes, min(self.plain.state_bytes, self.plain.peak_bytes)
-        start = top if self._beat_bytes is None else min(top, self._beat_bytes)
-        self._contest.solve(start)
+        self._contest.solve(top)
         stride = (top - floor) // _FREE_STRIDES
         while stride > (top - floor) // _FREE_RESOLUTION:
-            lowest = min(self._lowest_free_bytes(), start)
+            lowest = self._lowest_free_bytes()
             self._contest.solve(lowest - stride)
             if self._lowest_free_bytes() > lowest - stride:
                 stride //= 2

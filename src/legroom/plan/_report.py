@@ -47,12 +47,8 @@ def build_report(
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
 
-    def report(
-        capture: Capture, options: PlanOptions, *, beat_bytes: int | None = None
-    ) -> tuple[PlanReport, Planner]:
-        planner, notes = planner_of(
-            capture, options, beat_bytes=beat_bytes, on_progress=on_progress
-        )
+    def report(capture: Capture, options: PlanOptions) -> tuple[PlanReport, Planner]:
+        planner, notes = planner_of(capture, options, on_progress=on_progress)
         return _report(capture, options, planner, notes, target=target), planner
 
     judge: Judge[tuple[PlanReport, Planner]] = Judge(
@@ -188,14 +184,9 @@ def planner_of(
     capture: Capture,
     options: PlanOptions,
     *,
-    beat_bytes: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Planner, list[str]]:
-    """Time a captured step and get ready to plan it; also what could not be measured.
-
-    Args:
-        beat_bytes: See `Planner`.
-    """
+    """Time a captured step and get ready to plan it; also what could not be measured."""
     exactness = Exactness(options.exactness)
     enabled = ways.select(options.way_names, exactness=exactness)
     stopwatch: Stopwatch = OperationTimes(capture.planned.device)
@@ -216,7 +207,6 @@ def planner_of(
         exactness=options.exactness,
         preset=options.preset,
         stash=options.chosen_stash,
-        beat_bytes=beat_bytes,
         is_described=options.device is not None,
         time_limit_s=options.time_limit_s,
         on_progress=on_progress,

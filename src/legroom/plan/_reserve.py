@@ -17,14 +17,13 @@ of one of them. See Note [Reserve].
 #    little longer than what they replace, and leave plans less to choose from. So the step is also
 #    planned as it is written, and the better plan is taken: the faster one within a budget, the
 #    lower peak where that is looked for. Not where the rewritten step with its plan takes no longer
-#    than the step as it is written without any: then no other plan can be faster. Where a peak at
-#    no time is looked for, the second search begins where the first one ended.
+#    than the step as it is written without any: then no other plan can be faster.
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from legroom.capture import Capture
 from legroom.errors import InfeasibleError
@@ -35,20 +34,6 @@ from legroom.plan.solvers import CLOSE_ENOUGH
 
 _SAME_PEAK = 1.005
 PlannedT = TypeVar("PlannedT")
-PlannedT_co = TypeVar("PlannedT_co", covariant=True)
-
-
-class PlanOne(Protocol[PlannedT_co]):
-    """Plans one capture under the options that it was made with."""
-
-    def __call__(
-        self, capture: Capture, options: PlanOptions, *, beat_bytes: int | None
-    ) -> PlannedT_co:
-        """What was planned; `beat_bytes` is that of `Planner`.
-
-        Raises:
-            InfeasibleError: No plan fits.
-        """
 
 
 @dataclass(frozen=True)
@@ -66,11 +51,6 @@ class Judge(Generic[PlannedT]):
     plan: Callable[[PlannedT], Plan | None]
     step_ms: Callable[[PlannedT], float]
     as_written_ms: Callable[[PlannedT], float | None]
-
-    def peak_bytes(self, planned: PlannedT) -> int | None:
-        """What the plan is predicted to take."""
-        plan = self.plan(planned)
-        return None if plan is None else plan.predicted_peak_bytes
 
     def is_unbeatable(self, planned: PlannedT, budget: Budget | None) -> bool:
         """Whether a plan of the step as it is written cannot be better; see rule 4."""
@@ -90,8 +70,10 @@ class Judge(Generic[PlannedT]):
         return found[0] if len(found) == 1 else min(found, key=self._total_ms)
 
     def _lowest_bytes(self, planned: PlannedT, budget: Budget) -> int:
-        peak_bytes = self.peak_bytes(planned)
-        return self.floor_bytes(planned) if budget.is_floor or not peak_bytes else peak_bytes
+        plan = self.plan(planned)
+        if plan is None or budget.is_floor:
+            return self.floor_bytes(planned)
+        return plan.predicted_peak_bytes
 
     def _total_ms(self, planned: PlannedT) -> float:
         plan = self.plan(planned)
@@ -99,30 +81,36 @@ class Judge(Generic[PlannedT]):
 
 
 def plan_with_reserve(
-    capture: Capture, options: PlanOptions, plan: PlanOne[PlannedT], *, judge: Judge[PlannedT]
+    capture: Capture,
+    options: PlanOptions,
+    plan: Callable[[Capture, PlanOptions], PlannedT],
+    *,
+    judge: Judge[PlannedT],
 ) -> PlannedT:
     """The best plan of a step: rewritten, as it is written, or with rewrites that cost time.
+
+    Args:
+        plan: Plans one capture under the options that it was made with.
+        judge: Says which plan is better.
 
     Raises:
         InfeasibleError: No plan fits, whatever is rewritten.
     """
     budget = options.chosen_budget
     is_floor = budget is not None and budget.is_floor
-    is_free = budget is not None and budget.is_free
     found: list[PlannedT] = []
     errors: list[InfeasibleError] = []
 
-    def attempt(capture: Capture, options: PlanOptions, beat_bytes: int | None = None) -> None:
+    def attempt(capture: Capture, options: PlanOptions) -> None:
         try:
-            found.append(plan(capture, options, beat_bytes=beat_bytes))
+            found.append(plan(capture, options))
         except InfeasibleError as failure:
             errors.append(failure.with_traceback(None))
 
     attempt(capture, options)
     is_open = not found or not judge.is_unbeatable(found[0], budget)
     if capture.as_written is not None and is_open:
-        beat_bytes = judge.peak_bytes(found[0]) if found and is_free else None
-        attempt(capture.as_written, options.as_written(), beat_bytes)
+        attempt(capture.as_written, options.as_written())
     if capture.reserve is not None and (is_floor or not found):
         attempt(capture.reserve, options.with_reserve())
     if not found:

@@ -37,16 +37,15 @@ class Plans:
         self.budget_bytes = budget_bytes
         self.floors = dict(zip(("first", "reserve", "as written"), floors, strict=False))
         self.added, self.peaks, self.as_written_ms = added or {}, peaks or {}, as_written_ms
-        self.planned, self.to_beat = [], None
+        self.planned = []
 
-    def __call__(self, capture, options, *, beat_bytes=None):
+    def __call__(self, capture, options):
         name = "as written" if options.is_as_written else "first"
         if capture.reserve is None and capture.rewritten_by:
             name = "reserve"
         assert (ChunkedMLP.apply in options.rewrites) == (name == "reserve")
         assert bool(options.rewrites) == (name != "as written")
         self.planned.append(name)
-        self.to_beat = beat_bytes
         floor_bytes = self.floors[name]
         if floor_bytes > self.budget_bytes:
             raise InfeasibleBudgetError(budget_bytes=self.budget_bytes, floor_bytes=floor_bytes)
@@ -166,7 +165,6 @@ def test_at_no_time_the_lower_peak_is_taken():
         peaks = {"first": 190, "as written": lower}
         plans = Plans(500, 40, 20, 40, peaks=peaks, as_written_ms=90.0)
         assert plan(plans, free, **BOTH)[0] == taken
-        assert plans.to_beat == 190
 
 
 def test_the_lowest_of_three_floors_is_taken():
