@@ -12,9 +12,9 @@ In go the two rows as the result file has them; out comes a verdict. See Note [V
 #    enclose the true median with at least 95 % (for fewer than six rounds: all of them). It needs
 #    no assumption on how times are spread.
 # 3. Win: the whole interval is below 1. Loss: the whole interval is above 1. Otherwise a tie; and
-#    also if the figure is within `SAME_TIME` of 1, since two processes of the same contestant may
-#    differ by that much for good, which no number of rounds shows. The contest's own control, plain
-#    in a second process of each heat, says whether that is enough.
+#    also if the figure is within `SAME_TIME` of 1, or within what plain in two processes of the
+#    same heat differs by: two processes of the same contestant may differ by that much for good,
+#    which no number of rounds shows.
 # 4. Processor time is what counts, since other programs on the machine take none of it and all
 #    have the same number of threads. Where either holds tensors on a disk, the wall's clock counts,
 #    since a process that waits uses no processor.
@@ -62,8 +62,12 @@ class Verdict:
     why: str = ""
 
 
-def judge(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
-    """Legroom's row against a peer's, which trained. See Note [Verdict]."""
+def judge(ours: dict[str, Any], theirs: dict[str, Any], *, same_time: float = SAME_TIME) -> Verdict:
+    """Legroom's row against a peer's, which trained. See Note [Verdict].
+
+    Args:
+        same_time: Times that differ by this share at most are the same.
+    """
     ratios = ratios_of(ours, theirs) if ours.get("status") == "ready" else []
     why = _why_lost(ours, theirs, ratios)
     if not ratios:
@@ -72,7 +76,7 @@ def judge(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
     ratio = statistics.median(ratios)
     if why:
         outcome = Outcome.LOSS
-    elif low <= 1 <= high or abs(ratio - 1) <= SAME_TIME:
+    elif low <= 1 <= high or abs(ratio - 1) <= same_time:
         outcome = Outcome.TIE
     else:
         outcome = Outcome.WIN if high < 1 else Outcome.LOSS

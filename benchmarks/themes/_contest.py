@@ -265,7 +265,8 @@ def _controls(answers: dict[str, Any]) -> Iterable[str]:
             "## The same contestant twice",
             "",
             "Plain in a second process of each heat: what differs there is no contestant's doing. "
-            f"Verdicts take differences of up to {percent(SAME_TIME)} for none. *As it comes*: "
+            "Verdicts take differences up to that of the heat for none, and those of up to "
+            f"{percent(SAME_TIME)} always. *As it comes*: "
             "plain with glibc's own choice of which memory to return, where all others keep it.",
             "",
             *table(head, body),

@@ -61,7 +61,8 @@ HEATS = {
             "rows": [
                 PLAIN,
                 contestant("plain", "plain, again", peak=100, step_ms=101.0),
-                contestant("plain", "plain (as it comes)", peak=100, step_ms=120.0),
+                contestant("plain", "plain (as it comes)", peak=100, step_ms=120.0,
+                           setting={"glibc": "as it comes"}),
                 contestant("checkpoint", "checkpoint", peak=50, step_ms=130.0,
                            rival="legroom (50 MiB, bitwise)"),
                 contestant("selective", "selective (all)", peak=70, step_ms=104.0,
@@ -195,3 +196,22 @@ def test_controls_are_in_tables_and_not_on_lines() -> None:
     assert "gpt2 1.200" in as_it_comes
     (case,) = page_data(RESULT)["cases"]
     assert [each["label"] for each in case["points"] if each["line"] == "plain"] == ["plain"]
+
+
+def test_what_plain_differs_from_itself_by_is_a_tie() -> None:
+    def outcome_of(again_ms: float) -> str:
+        rows = [
+            PLAIN,
+            contestant("plain", "plain, again", peak=100, step_ms=again_ms),
+            contestant("plain", "plain (as it comes)", peak=100, step_ms=150.0,
+                       setting={"glibc": "as it comes"}),
+            contestant("checkpoint", "checkpoint", peak=50, step_ms=110.0,
+                       rival="legroom (50 MiB, bitwise)"),
+            fitted(50, peak=50, step_ms=107.0),
+        ]  # fmt: skip
+        heat = {"name": "bitwise 1", "terms": BITWISE, "rows": rows}
+        (judged,) = judged_rows({"heats": [heat]})
+        return judged.verdict.outcome.value
+
+    assert outcome_of(100.0) == "win"
+    assert outcome_of(95.0) == "tie"
