@@ -93,6 +93,7 @@ def run_heat(
     """
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         field_ = _Field(stack, options, Path(folder), on_done, start)
+        field_.leave_reference()
         plain = field_.prepare(Entry(PLAIN, {}))
         controls = [field_.prepare(entry) for entry in heat.controls]
         met = [field_.prepare(entry) for entry in heat.entries]
@@ -157,6 +158,11 @@ class _Field:
         self._num_started = 0
         self._too_slow: dict[str, str] = {}
 
+    def leave_reference(self) -> None:
+        """What loss and gradients are compared with; nothing is, if plain cannot run."""
+        with self._start(env=self._environment()) as worker:
+            worker.ask("reference", timeout_s=PREPARE_TIMEOUT_S, **self._about())
+
     def prepare(self, entry: Entry) -> Row:
         """A contestant that has warmed up, or what went wrong."""
         row = Row(entry)
@@ -171,12 +177,9 @@ class _Field:
         row.measured = worker.ask(
             "prepare",
             timeout_s=PREPARE_TIMEOUT_S,
-            case=self._options.case,
-            size=self._options.size,
             peer=entry.peer,
             setting=dict(entry.setting),
-            threads=self._options.threads,
-            plain_file=str(self._folder / "plain.pt"),
+            **self._about(),
         )
         if row.is_ready:
             self._workers[id(row)] = worker
@@ -186,6 +189,14 @@ class _Field:
             self._too_slow[_kind(entry)] = entry.label
         self._on_done(entry.label)
         return row
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "case": self._options.case,
+            "size": self._options.size,
+            "threads": self._options.threads,
+            "plain_file": str(self._folder / "plain.pt"),
+        }
 
     def _environment(self) -> dict[str, str]:
         """Nobody finds what was compiled or timed before, or by another, unless it is shared."""

@@ -3,14 +3,17 @@
 In go commands, a line of JSON each, on stdin; out goes a line of JSON for each, on what was stdout:
 `prepare` (build the case, let the peer change it, warm up, measure the peak), `time` (so many
 steps), `finish` (what backward is left, and what the peer reports). Before them may come `keep`
-(freed memory stays with the process). See Note [Same for all].
+(freed memory stays with the process). `reference` is for a process that does nothing else: it
+leaves what the others are compared with. See Note [Same for all].
 """
 
 # Note [Same for all]
 # 1. The case is built from the same seed, with the same number of threads, and has the same number
 #    of warm-up steps after the peer has changed it.
 # 2. The first of these begins from the same weights, batch and random numbers everywhere. Its loss
-#    and gradients are what is compared with plain's, which the plain contestant has left in a file.
+#    and gradients are what is compared with plain's, which a process that takes no turns has left
+#    in a file: a contestant that wrote it would have another heap than the others, and was up to
+#    4 % slower for it in every round.
 # 3. Preparation is what the change and the warm-up took beyond that many ordinary steps: compiling,
 #    planning, measuring of one's own.
 # 4. The stash is measured last: recording it may make compiled code be compiled again.
@@ -35,7 +38,6 @@ import torch
 import legroom
 from benchmarks import cases, peers
 from benchmarks.cases import Case
-from benchmarks.contest._heats import PLAIN
 from benchmarks.peers import Entrant, NotForCaseError
 from benchmarks.processes import one_line
 from legroom.errors import InfeasibleBudgetError
@@ -52,6 +54,16 @@ def keep(state: State, command: dict[str, Any]) -> dict[str, Any]:
     """See Note [Same for all], rule 5."""
     del state, command
     return {"freed": legroom.keep_freed_memory()}
+
+
+def reference(state: State, command: dict[str, Any]) -> dict[str, Any]:
+    """Leave loss and gradients of plain's first step in the file; see rule 2."""
+    del state
+    torch.set_num_threads(command["threads"])
+    case = cases.build(command["case"], command["size"])
+    torch.manual_seed(_SEED)
+    torch.save(_results(case, case.step()), command["plain_file"])
+    return {"status": "ready"}
 
 
 def prepare(state: State, command: dict[str, Any]) -> dict[str, Any]:
@@ -96,25 +108,25 @@ def _warm_up(case: Case, command: dict[str, Any]) -> tuple[list[float], dict[str
         loss = case.step()
         times_ms.append(1000 * (time.perf_counter() - started))
         if number == 0:
-            compared = _compare(case, loss, command["plain_file"], command["peer"] == PLAIN)
+            compared = _compare(case, loss, command["plain_file"])
     return times_ms, compared
 
 
-def _compare(case: Case, loss: torch.Tensor, file: str, is_plain: bool) -> dict[str, Any]:
-    """Loss and gradients beside those of the first plain, which writes the file; else nothing."""
-    mine = {
+def _compare(case: Case, loss: torch.Tensor, file: str) -> dict[str, Any]:
+    """Loss and gradients beside plain's in the file; nothing if plain could not run."""
+    if not os.path.exists(file):
+        return {"num_compared": 0}
+    return difference(_results(case, loss), torch.load(file))
+
+
+def _results(case: Case, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = {
         f"{number}.{name}": param.grad.detach().clone()
         for number, model in enumerate(case.models)
         for name, param in model.named_parameters()
         if param.grad is not None
     }
-    mine["loss"] = loss.detach().clone()
-    if os.path.exists(file):
-        return difference(mine, torch.load(file))
-    if not is_plain:
-        return {"num_compared": 0}
-    torch.save(mine, file)
-    return difference(mine, mine)
+    return {**found, "loss": loss.detach().clone()}
 
 
 def difference(mine: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -169,6 +181,7 @@ def finish(state: State, command: dict[str, Any]) -> dict[str, Any]:
 
 COMMANDS: dict[str, Callable[[State, dict[str, Any]], dict[str, Any]]] = {
     "keep": keep,
+    "reference": reference,
     "prepare": prepare,
     "time": time_steps,
     "finish": finish,

@@ -258,7 +258,9 @@ def test_contestants_take_turns(pretenders: type[Pretender]) -> None:
         *("checkpoint", "chen", "plain", "plain"),
     ]
     assert all(each.cpu_ms == [1.0] * 3 for each in rows)
-    assert len(set(Pretender.caches)) == 4  # nobody finds what another has compiled
+    assert (
+        len(set(Pretender.caches)) == 5
+    )  # with the reference; nobody finds what another has compiled
     assert not any(" " in each for each in Pretender.caches)  # which Inductor's compiler minds
 
 
@@ -291,6 +293,7 @@ def test_worker_prepares_times_and_finishes(
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
+    worker_module.reference({}, about)
     for peer in ("plain", "checkpoint"):
         commands = [
             {"do": "prepare", "peer": peer, "setting": {}, **about},

@@ -94,7 +94,7 @@ def test_running_again_lowers_the_floor(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
-    worker_module.prepare({}, {"peer": "plain", "setting": {}, **about})
+    worker_module.reference({}, about)
     peaks = []
     for _, setting in list(ladder.settings("floor"))[:2]:
         ready = worker_module.prepare({}, {"peer": "legroom", "setting": setting, **about})
@@ -110,7 +110,7 @@ def test_rungs_share_a_cache_and_contestants_do_not(
     tmp_path: Path, climbers: type[Climber]
 ) -> None:
     measure_heats(ladder.heats(OPTIONS), "gpt2", OPTIONS, Store(tmp_path))
-    assert len(climbers.legroom_caches) == 2 * (2 + NUM_RUNGS)  # plain twice
+    assert len(climbers.legroom_caches) == 2 * (3 + NUM_RUNGS)  # plain twice, and the reference
     assert len(set(climbers.legroom_caches)) == 1
     climbers.legroom_caches.clear()
     contest.measure_case("gpt2", ContestOptions(("checkpoint",), most_live=5), Store(tmp_path))
