@@ -13,7 +13,8 @@ data where the loader has workers. See Note [Loaders].
 # 4. Iterators that were made before keep their workers; their batches arrive as ordinary data.
 # 5. Which samples come next is drawn for real, with workers or without: it is no part of the step,
 #    and made-up numbers would be the same sample again and again, with its one length. A sampler
-#    that needs tensors that have no memory is asked again among them.
+#    that needs tensors that have no memory is asked again among them. Generators of its own are
+#    put back in the end, as PyTorch's are.
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import _utils as data_utils
 from torch.utils.data import dataloader as loaders
 
@@ -56,7 +58,13 @@ def loaders_without_workers() -> Iterator[None]:
         with real_tensors():
             return wait(iterator)
 
+    generators: dict[torch.Generator, torch.Tensor] = {}
+
     def draw_for_real(iterator: Any) -> Any:
+        for generator in _generators_of(iterator._index_sampler):
+            if generator not in generators:
+                with real_tensors():
+                    generators[generator] = generator.get_state()
         try:
             with real_tensors():
                 return draw(iterator)
@@ -66,11 +74,26 @@ def loaders_without_workers() -> Iterator[None]:
             iterator._sampler_iter = iter(iterator._index_sampler)
             return draw(iterator)
 
+    def put_back() -> None:
+        with real_tensors():
+            for generator, state in generators.items():
+                generator.set_state(state)
+
     with contextlib.ExitStack() as undo:
+        undo.callback(put_back)
         undo.callback(_put(base_class, "_next_index", draw_for_real))
         undo.callback(_put(loader_class, "__iter__", iterate))
         undo.callback(_put(waiting_class, "__next__", wait_for_batch))
         yield
+
+
+def _generators_of(sampler: Any) -> Iterator[torch.Generator]:
+    """Random numbers that a sampler draws from, or one that it asks in turn."""
+    for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
+        if isinstance(value, torch.Generator):
+            yield value
+        elif isinstance(value, Sampler):
+            yield from _generators_of(value)
 
 
 def _put(owner: Any, name: str, value: Any) -> Callable[[], None]:

@@ -47,6 +47,7 @@ class StepCount:
         return f"in step {self.num_steps + 1}"
 
     def _is_after_the_end(self, error: BaseException | None) -> bool:
+        error = _origin_of(error)
         came_from = list(_places_of_traceback(error.__traceback__ if error else None))
         if not came_from:
             return False
@@ -77,3 +78,14 @@ def _places_of_traceback(entry: TracebackType | None) -> Iterator[_Place]:
     while entry is not None:
         yield entry.tb_frame.f_code, entry.tb_lasti
         entry = entry.tb_next
+
+
+def _origin_of(error: BaseException | None) -> BaseException | None:
+    """What an error was raised because of, at the bottom: handlers stand behind what they guard."""
+    while error is not None:
+        hidden = None if error.__suppress_context__ else error.__context__
+        cause = error.__cause__ or hidden
+        if cause is None:
+            return error
+        error = cause
+    return None

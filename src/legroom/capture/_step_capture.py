@@ -9,8 +9,8 @@ Note [Four steps].
 # 1. From the start on, everything that training changes is fake, and every operation is recorded.
 # 2. The first step makes the optimizer's state. The second is recorded as the plain step, and tells
 #    which modules are called from outside. The third and fourth are Note [Pieces], rule 1.
-# 3. Where rewrites have changed a piece, a fifth step is recorded without any, if that is wanted;
-#    where those in reserve would change one, another with them. A program that ends before has
+# 3. Where rewrites in reserve would change a piece, a fifth step is recorded with them; where the
+#    others have changed one, another without any, if that is wanted. A program that ends before has
 #    still been captured once.
 # 4. In the end everything is as it was; see Note [Exchange].
 
@@ -209,10 +209,10 @@ class StepCapture(AbstractTrainingObserver):
             rewritten_by=self._pieces.rewritten_by,
         )
         if self._form is _Form.FIRST:
+            if self._pieces.would_change(self._reserve):  # first: some budgets need it
+                self._further.append((_Form.RESERVE, self._reserve))
             if self._as_written and self._pieces.rewritten_by:
                 self._further.append((_Form.AS_WRITTEN, ()))
-            if self._pieces.would_change(self._reserve):
-                self._further.append((_Form.RESERVE, self._reserve))
         if self._further:
             self._form, rewrites = self._further.pop(0)
             self._pieces.start_over(rewrites)
@@ -257,8 +257,7 @@ class StepCapture(AbstractTrainingObserver):
             reserve = built(self._recorded[_Form.RESERVE])
             capture = replace(capture, reserve=replace(reserve, without_reserve=capture.planned))
         if _Form.AS_WRITTEN in self._recorded:
-            as_written = built(self._recorded[_Form.AS_WRITTEN])
-            capture = replace(capture, as_written=replace(as_written, reserve=capture.reserve))
+            capture = replace(capture, as_written=built(self._recorded[_Form.AS_WRITTEN]))
         return capture
 
     def abandon(self) -> None:

@@ -28,6 +28,7 @@ from legroom.capture import Capture, capture_step
 from legroom.errors import InfeasibleBudgetError, InfeasibleError
 from legroom.plan import (
     Budget,
+    Form,
     Judge,
     OnProgress,
     PieceProgram,
@@ -35,6 +36,7 @@ from legroom.plan import (
     Plan,
     Planner,
     PlanOptions,
+    forms_of,
     plan_with_reserve,
     planner_of,
     stage_of,
@@ -51,6 +53,7 @@ class StepPlan:
 
     Attributes:
         options: Those that it was captured with; see Note [Reserve].
+        forms: All that the step was captured in, the one that is carried out among them.
         budget: As it was asked for; a share means another number of bytes once it is known what
             lies outside the made-up step.
         least_bytes: What the budget is at least, if it is not in bytes: what other kinds of call
@@ -69,6 +72,7 @@ class StepPlan:
     programs: dict[int, PieceProgram]
     notes: list[str]
     planning_s: float
+    forms: tuple[Form, ...] = ()
     least_bytes: int = 0
     reserved_bytes: int = 0
     outside_bytes: int = 0
@@ -168,28 +172,27 @@ class StepPlan:
         self.planning_s += time.perf_counter() - started
 
     def _turn_elsewhere(self, budget_bytes: int, error: InfeasibleError) -> None:
-        """Carry out the step as captured otherwise; see Note [Reserve], rules 1 and 4.
+        """Carry out the step in another of its forms; see Note [Reserve], rules 1 and 4.
 
         Raises:
-            InfeasibleError: The last one that was met.
+            InfeasibleError: None fits; that of the form which comes nearest.
         """
-        for capture, options in (
-            (self.capture.as_written, self.options.as_written()),
-            (self.capture.reserve, self.options.with_reserve()),
-        ):
-            if capture is not None:
-                try:
-                    self._turn_to(capture, options, budget_bytes)
-                except InfeasibleError as failure:
-                    error = failure
-                else:
-                    return
-        raise error
+        errors = [error]
+        for capture, options in self.forms:
+            if options == self.options:
+                continue
+            try:
+                self._turn_to(capture, options, budget_bytes)
+            except InfeasibleError as failure:
+                errors.append(failure)
+            else:
+                return
+        raise min(errors, key=lambda each: each.nearest_bytes)
 
     def _turn_to(self, capture: Capture, options: PlanOptions, budget_bytes: int) -> None:
-        planner, self.notes = planner_of(capture, options)
+        planner, notes = planner_of(capture, options)
         self.plan, self.programs = _plan_within(planner, budget_bytes)
-        self.capture, self.options, self.planner = capture, options, planner
+        self.capture, self.options, self.planner, self.notes = capture, options, planner, notes
         self.not_planned = _not_planned(planner)
 
 
@@ -234,6 +237,7 @@ def plan_call(
         as_written_ms=lambda step_plan: step_plan.planner.as_written_ms,
     )
     best = plan_with_reserve(capture, options, plan, judge=judge)
+    best.forms = forms_of(capture, options)
     best.planning_s = time.perf_counter() - started
     return best
 

@@ -27,7 +27,7 @@ from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan._problem import Place, Problem
 from legroom.plan._program import Instruction, PieceProgram, Transfer
 from legroom.plan._report import OnProgress, build_report, planner_of, with_times
-from legroom.plan._reserve import Judge, plan_with_reserve
+from legroom.plan._reserve import Form, Judge, forms_of, plan_with_reserve
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
 
@@ -35,6 +35,7 @@ __all__ = [
     "Adjustable",
     "Budget",
     "Decision",
+    "Form",
     "FrontierPoint",
     "Instruction",
     "Judge",
@@ -56,6 +57,7 @@ __all__ = [
     "faults_of",
     "faults_of_ways",
     "find_largest",
+    "forms_of",
     "largest_that_fits",
     "parse_activations",
     "parse_budget",

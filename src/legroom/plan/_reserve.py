@@ -80,6 +80,20 @@ class Judge(Generic[PlannedT]):
         return self.step_ms(planned) + (0.0 if plan is None else plan.added_ms)
 
 
+Form = tuple[Capture, PlanOptions]
+"""A step under certain rewrites, and the options that it is planned with."""
+
+
+def forms_of(capture: Capture, options: PlanOptions) -> tuple[Form, ...]:
+    """All forms that a step was captured in: rewritten, as it is written, with the reserve."""
+    forms = [(capture, options)]
+    if capture.as_written is not None:
+        forms.append((capture.as_written, options.as_written()))
+    if capture.reserve is not None:
+        forms.append((capture.reserve, options.with_reserve()))
+    return tuple(forms)
+
+
 def plan_with_reserve(
     capture: Capture,
     options: PlanOptions,

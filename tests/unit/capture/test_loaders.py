@@ -147,6 +147,14 @@ def test_a_shuffled_epoch_draws_each_sample_once():
     assert rows == sum(index + 1 for index in drawn[4:8])  # the second step is the plain one
 
 
+def test_generators_of_samplers_are_put_back():
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+    drawn, _ = captured_on_lengths(lambda data: RandomSampler(data, generator=generator))
+    assert len(set(drawn)) >= 16  # it was drawn from
+    assert torch.equal(generator.get_state(), before)
+
+
 def test_a_sampler_of_made_up_numbers_is_answered():
     drawn, _ = captured_on_lengths(lambda data: WeightedRandomSampler(torch.rand(32) + 1, 32))
     assert len(drawn) >= 16

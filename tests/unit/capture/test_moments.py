@@ -91,3 +91,20 @@ def test_steps_without_an_optimizer_are_counted():
             fail(number, 2)
 
     assert moment_of(loop) == "after step 2"
+
+
+def test_a_handler_is_where_its_error_came_from():
+    def loop(inside=0, after=0):
+        net = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for number in range(1, 5):
+            try:
+                fail(number, inside)
+                net(torch.randn(1, 2)).sum().backward()
+                optimizer.step()
+                fail(number, after)
+            except Stop as error:
+                raise Stop("training failed") from error
+
+    assert moment_of(lambda: loop(inside=3)) == "in step 3"
+    assert moment_of(lambda: loop(after=3)) == "after step 3"

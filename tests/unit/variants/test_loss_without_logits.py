@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import legroom
 from legroom.capture import capture_step
-from legroom.plan import PlanOptions
+from legroom.plan import Judge, PlanOptions
 from legroom.variants import LossWithoutLogits
 
 CLASSES, WIDTH, ROWS, LENGTH = 12000, 16, 8, 20
@@ -172,3 +172,33 @@ def test_few_logits_stay():
 def test_at_bitwise_nothing_is_rewritten():
     names, _ = operations(Model(shifted), rewrites=PlanOptions(budget="50%").rewrites)
     assert "aten._log_softmax.default" in names
+
+
+def test_a_step_as_written_turns_to_it_where_there_is_less(monkeypatch):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(32, 32), nn.Linear(32, 2048)
+
+        def forward(self, x, y):
+            return nn.functional.cross_entropy(self.head(self.body(x).relu()), y)
+
+    def as_written(judge, found, budget):
+        return next(each for each in found if each.options.is_as_written)
+
+    monkeypatch.setattr(Judge, "is_unbeatable", lambda *rest: False)
+    monkeypatch.setattr(Judge, "best", as_written)
+    torch.manual_seed(0)
+    model = Classifier()
+    fitted = legroom.fit(model, budget="100%", exactness="rounding")
+    x, y = torch.randn(1024, 32), torch.randint(2048, (1024,))
+    model(x, y).backward()
+    before = fitted.report()
+    fitted.reserve(before.plain_peak_bytes // 2)
+    for _ in range(3):
+        model(x, y).backward()
+    after = fitted.report()
+    fitted.undo()
+    assert before.rewrites == ()
+    assert "loss-without-logits" in after.rewrites
+    assert after.measured_peak_bytes <= before.plain_peak_bytes // 2
