@@ -144,7 +144,7 @@ def _run(heat: Heat, field: HeatOptions, on_done: Callable[[str], None]) -> dict
 
 def _num_parts(heat: Heat, options: ContestOptions) -> int:
     """Plain, the entries, a row of legroom's for each, and the rounds; some fall away."""
-    return heat.num_plain + len(heat.entries) * heat.num_each + options.rounds
+    return heat.num_fixed + len(heat.entries) * heat.num_each + options.rounds
 
 
 def _fingerprint(name: str, heat: Heat, options: ContestOptions) -> str:

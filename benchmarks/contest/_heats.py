@@ -81,7 +81,7 @@ class Heat:
         return (again, Entry(PLAIN, AS_IT_COMES)) if self.meets_plain else (again,)
 
     @property
-    def num_plain(self) -> int:
+    def num_fixed(self) -> int:
         """How many rows are there whoever takes part."""
         return 1 + len(self.controls) + self.meets_plain
 
@@ -92,7 +92,7 @@ class Heat:
 
     def room(self, most_live: int) -> int:
         """How many entries it may have, with so many alive at once; one at least."""
-        return max(1, (most_live - self.num_plain) // self.num_each)
+        return max(1, (most_live - self.num_fixed) // self.num_each)
 
 
 def draw(names: Iterable[str], *, quick: bool, most_live: int) -> list[Heat]:

@@ -95,9 +95,7 @@ def _why_lost(ours: dict[str, Any], theirs: dict[str, Any], ratios: list[float])
     above_bytes = ours["peak_bytes"] - max(theirs["peak_bytes"], _budget_bytes(theirs))
     if above_bytes > 0:
         return f"peak {_mib(above_bytes)} above"
-    if _is_coarser(ours, theirs):
-        return f"gradients off by {ours['gradient_off']:.1e}, its by {theirs['gradient_off']:.1e}"
-    return ""
+    return _why_coarser(ours, theirs)
 
 
 def _budget_bytes(row: dict[str, Any]) -> int:
@@ -105,15 +103,19 @@ def _budget_bytes(row: dict[str, Any]) -> int:
     return budget if row.get("peer") == OURS and isinstance(budget, int) else 0
 
 
-def _is_coarser(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    is_lossy = ours.get("setting", {}).get("exactness") == "lossy"
+def _why_coarser(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Of lossy rows: gradients that are further off than the peer's, or cannot be compared."""
+    if ours.get("setting", {}).get("exactness") != "lossy":
+        return ""
+    if not ours.get("num_compared", 1):
+        return "plain could not run: nothing to compare gradients with"
     mine, other = (row.get("gradient_off", 0.0) for row in (ours, theirs))
-    return is_lossy and mine > SAME_ERROR * other
+    return f"gradients off by {mine:.1e}, its by {other:.1e}" if mine > SAME_ERROR * other else ""
 
 
-def ratios_of(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
-    """Legroom's time by the peer's, step by step."""
-    clock = clock_of(ours, theirs)
+def ratios_of(ours: dict[str, Any], theirs: dict[str, Any], clock: str = "") -> list[float]:
+    """Legroom's time by the peer's, step by step; by this clock, if one is named."""
+    clock = clock or clock_of(ours, theirs)
     return [mine / other for mine, other in zip(ours[clock], theirs[clock], strict=False)]
 
 

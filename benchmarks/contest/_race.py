@@ -172,13 +172,12 @@ class _Field:
             self._on_done(entry.label)
             return row
         worker = self._stack.enter_context(self._start(env=self._environment()))
-        if entry.setting != AS_IT_COMES:
-            worker.ask("keep", timeout_s=PREPARE_TIMEOUT_S)
         row.measured = worker.ask(
             "prepare",
             timeout_s=PREPARE_TIMEOUT_S,
             peer=entry.peer,
             setting=dict(entry.setting),
+            keeps_freed=entry.setting != AS_IT_COMES,
             **self._about(),
         )
         if row.is_ready:

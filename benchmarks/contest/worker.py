@@ -2,9 +2,8 @@
 
 In go commands, a line of JSON each, on stdin; out goes a line of JSON for each, on what was stdout:
 `prepare` (build the case, let the peer change it, warm up, measure the peak), `time` (so many
-steps), `finish` (what backward is left, and what the peer reports). Before them may come `keep`
-(freed memory stays with the process). `reference` is for a process that does nothing else: it
-leaves what the others are compared with. See Note [Same for all].
+steps), `finish` (what backward is left, and what the peer reports). `reference` is for a process
+that does nothing else: it leaves what the others are compared with. See Note [Same for all].
 """
 
 # Note [Same for all]
@@ -50,25 +49,22 @@ _SEED = 7
 State = dict[str, Any]
 
 
-def keep(state: State, command: dict[str, Any]) -> dict[str, Any]:
-    """See Note [Same for all], rule 5."""
-    del state, command
-    return {"freed": legroom.keep_freed_memory()}
-
-
 def reference(state: State, command: dict[str, Any]) -> dict[str, Any]:
     """Leave loss and gradients of plain's first step in the file; see rule 2."""
     del state
     torch.set_num_threads(command["threads"])
     case = cases.build(command["case"], command["size"])
     torch.manual_seed(_SEED)
-    torch.save(_results(case, case.step()), command["plain_file"])
+    unfinished = command["plain_file"] + ".unfinished"
+    torch.save(_results(case, case.step()), unfinished)
+    os.replace(unfinished, command["plain_file"])
     return {"status": "ready"}
 
 
 def prepare(state: State, command: dict[str, Any]) -> dict[str, Any]:
     """Build, change, warm up, compare, and measure the peak of a step."""
     torch.set_num_threads(command["threads"])
+    freed = legroom.keep_freed_memory() if command["keeps_freed"] else "as it comes"
     case = cases.build(command["case"], command["size"])
     started = time.perf_counter()
     try:
@@ -92,6 +88,7 @@ def prepare(state: State, command: dict[str, Any]) -> dict[str, Any]:
     entrant.case.step()  # touches again what measuring had returned
     return {
         "status": "ready",
+        "freed": freed,
         "peak_bytes": reading.peak_bytes,
         "opening_bytes": reading.opening_bytes,
         "resident_bytes": reading.resident_bytes,
@@ -180,7 +177,6 @@ def finish(state: State, command: dict[str, Any]) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[[State, dict[str, Any]], dict[str, Any]]] = {
-    "keep": keep,
     "reference": reference,
     "prepare": prepare,
     "time": time_steps,

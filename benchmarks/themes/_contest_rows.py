@@ -96,30 +96,25 @@ def judged_rows(answer: dict[str, Any], case: str = "") -> list[Judged]:
     """Legroom against each row of a peer that trained."""
     found = []
     for heat in heats_of(answer):
-        same_time = _same_time(heat["rows"])
         by_label = {row["label"]: row for row in heat["rows"]}
         for theirs in heat["rows"]:
             if theirs["status"] == _READY and theirs["rival"]:
                 ours = by_label[theirs["rival"]]
-                found.append(_judge(ours, theirs, heat["rows"][0], case, same_time))
+                found.append(_judge(ours, theirs, heat["rows"], case))
     return found
 
 
-def _same_time(rows: list[Row]) -> float:
+def _same_time(rows: list[Row], clock: str) -> float:
     """By how much plain differs from itself in this heat, and at least what is always allowed."""
     plain = rows[0]
     again = [row for row in rows if is_control(row, plain) and not row["setting"]]
-    return max([SAME_TIME, *(abs(each - 1) for row in again for each in _median(row, plain))])
+    ratios = [ratios_of(row, plain, clock) for row in again]
+    return max([SAME_TIME, *(abs(statistics.median(each) - 1) for each in ratios if each)])
 
 
-def _median(row: Row, other: Row) -> list[float]:
-    """The median of their ratios, if there are any."""
-    ratios = ratios_of(row, other)
-    return [statistics.median(ratios)] if ratios else []
-
-
-def _judge(ours: Row, theirs: Row, plain: Row, case: str, same_time: float) -> Judged:
-    verdict = judge(ours, theirs, same_time=same_time)
+def _judge(ours: Row, theirs: Row, rows: list[Row], case: str) -> Judged:
+    plain = rows[0]
+    verdict = judge(ours, theirs, same_time=_same_time(rows, clock_of(ours, theirs)))
     explanation = verdict.why or _explain(ours, theirs, plain)
     note = NOTES.get((case, theirs["label"]), "")
     return Judged(
@@ -146,8 +141,7 @@ def _explain(ours: Row, theirs: Row, plain: Row) -> str:
 
 def median_ratio(row: Row, other: Row) -> float:
     """The median of a row's times by another's, round by round."""
-    (median,) = _median(row, other) or [float("nan")]
-    return median
+    return statistics.median(ratios_of(row, other) or [float("nan")])
 
 
 def time_against(row: Row, plain: Row) -> str:

@@ -235,7 +235,7 @@ def test_freed_memory_can_be_kept(python, legroom):
     run = legroom("run", "--activations", "70%", "--keep-freed", WIDE)
     assert run.returncode == 0, run.stderr
     assert run.stdout == python(WIDE).stdout
-    assert "legroom: freed memory " in run.stderr
+    assert "legroom: freed memory stays with the process" in run.stderr
     both = legroom("run", "--activations", "70%", "--keep-freed", "--limit", WIDE)
     assert both.returncode == 2
     assert "--keep-freed keeps all: choose one" in both.stderr

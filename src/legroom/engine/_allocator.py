@@ -37,8 +37,8 @@ see Note [Freed memory].
 # 6. As it comes, glibc returns what is free at the heap's end and every block that it mapped, so a
 #    step touches 80 to 220 MiB of new pages, how much depends on how the heap of this one process
 #    came to lie: processes that run the same code differ by a tenth. If nothing is returned or
-#    mapped, steps touch no new page, are shorter, and alike in all processes. The contest's rows
-#    `plain` and `plain (as it comes)` show by how much.
+#    mapped, steps touch no new page, are shorter, and differ by a per cent or so. The contest's
+#    rows `plain`, `plain, again` and `plain (as it comes)` show by how much.
 
 from __future__ import annotations
 
@@ -101,6 +101,9 @@ def keep_freed_memory() -> str:
     grow larger than its tensors at their peak, as holes between them cannot always be used. The
     opposite is `return_freed_memory`; the later call holds. Nothing happens where malloc is not
     glibc's, and where the environment sets these thresholds already. Numbers do not change.
+
+    Limits: it holds for the heap of the main thread. In other threads glibc has heaps of 64 MiB,
+    which it returns when they are empty.
     """
     library = _glibc_to_set()
     if isinstance(library, str):

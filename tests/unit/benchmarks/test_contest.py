@@ -130,6 +130,13 @@ def test_coarser_gradients_lose_on_lossy_terms() -> None:
     assert judge(exact, theirs).outcome is Outcome.WIN
 
 
+def test_without_gradients_to_compare_with_lossy_rows_lose() -> None:
+    ours = row(1.0, setting={"exactness": "lossy"}, num_compared=0)
+    assert judge(ours, row(10.0)).why.startswith("plain could not run")
+    exact = row(1.0, setting={"exactness": "bitwise"}, num_compared=0)
+    assert judge(exact, row(10.0)).outcome is Outcome.WIN
+
+
 def test_what_cannot_be_reached_is_a_loss() -> None:
     below = judge({"status": "below floor", "floor_bytes": 2**20}, row(1.0))
     assert (below.outcome, below.why) == (Outcome.LOSS, "cannot go below 1.0 MiB")
@@ -169,7 +176,7 @@ def test_every_setting_is_drawn_once() -> None:
                 peers.get(name).settings
             )
     assert sum(heat.rival is None for heat in heats) == 2
-    assert all(heat.num_plain + heat.num_each * len(heat.entries) <= 9 for heat in heats)
+    assert all(heat.num_fixed + heat.num_each * len(heat.entries) <= 9 for heat in heats)
 
 
 def test_peers_meet_legroom_on_their_terms() -> None:
@@ -235,8 +242,8 @@ def test_plain_runs_in_further_processes(pretenders: type[Pretender]) -> None:
     labels = [each.entry.label for each in (plain, again, as_it_comes)]
     assert labels == ["plain", "plain, again", "plain (as it comes)"]
     assert again.rival == as_it_comes.rival == ""
-    kept = [each for each in Pretender.asked if each["do"] == "keep"]
-    assert len(kept) == len(rows) - 1  # all but the one that shows what glibc does
+    kept = [each["keeps_freed"] for each in Pretender.asked if each["do"] == "prepare"]
+    assert kept == [True, True, False, True, True, True]  # the third shows what glibc does
     assert len(run_heat(replace(heat, meets_plain=False), FIELD, start=pretenders)) == 4
 
 
@@ -287,12 +294,24 @@ def test_lossy_rivals_keep_to_the_error(pretenders: type[Pretender]) -> None:
 # -- the worker ----------------------------------------------------------------------------------
 
 
+def about_tiny(folder: Path) -> dict[str, Any]:
+    """What a heat tells each of its workers; freed memory is kept in processes of their own."""
+    plain_file = str(folder / "p.pt")
+    return {
+        "case": "tiny",
+        "size": "small",
+        "threads": 1,
+        "plain_file": plain_file,
+        "keeps_freed": False,
+    }
+
+
 def test_worker_prepares_times_and_finishes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
+    about = about_tiny(tmp_path)
     worker_module.reference({}, about)
     for peer in ("plain", "checkpoint"):
         commands = [
@@ -313,16 +332,10 @@ def test_worker_prepares_times_and_finishes(
         assert wrong == {"status": "failed", "why": "KeyError: 'nothing'"}
 
 
-def test_worker_is_told_to_keep_freed_memory() -> None:
-    with Worker() as real:
-        answer = real.ask("keep", timeout_s=300)
-    assert "freed memory" in answer["freed"]
-
-
 def test_without_plain_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
+    about = about_tiny(tmp_path)
     ready = worker_module.prepare({}, {"peer": "checkpoint", "setting": {}, **about})
     assert (ready["status"], ready["num_compared"]) == ("ready", 0)
     assert not (tmp_path / "p.pt").exists()
@@ -331,7 +344,7 @@ def test_without_plain_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_worker_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
+    about = about_tiny(tmp_path)
     refused = worker_module.prepare({}, {"peer": "gradient-checkpointing", "setting": {}, **about})
     assert refused["status"] == "not for this case"
     assert "gradient_checkpointing_enable" in refused["why"]
@@ -383,6 +396,7 @@ def test_worker_runs_as_a_process(tmp_path: Path) -> None:
             peer="plain",
             setting={},
             threads=1,
+            keeps_freed=True,
             plain_file=str(tmp_path / "plain.pt"),
         )
     assert answer["status"] == "failed"

@@ -23,7 +23,7 @@ from benchmarks.themes import Run
 from benchmarks.themes._ladder import PART, differences, options_of, rows_of
 from legroom import ways
 from legroom.plan import allowed_ways
-from tests.unit.benchmarks.test_contest import Pretender
+from tests.unit.benchmarks.test_contest import Pretender, about_tiny
 from tests.unit.benchmarks.test_contest_tables import contestant
 from tests.unit.benchmarks.test_themes import ABOUT
 from tests.unit.benchmarks.tiny import build_tiny
@@ -93,7 +93,7 @@ def test_rungs_of_a_budget_share_a_heat() -> None:
 def test_running_again_lowers_the_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "build", build_tiny)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    about = {"case": "tiny", "size": "small", "threads": 1, "plain_file": str(tmp_path / "p.pt")}
+    about = about_tiny(tmp_path)
     worker_module.reference({}, about)
     peaks = []
     for _, setting in list(ladder.settings("floor"))[:2]:
