@@ -121,12 +121,12 @@ def plan_with_reserve(
         except InfeasibleError as failure:
             errors.append(failure.with_traceback(None))
 
-    attempt(capture, options)
+    first, *others = forms_of(capture, options)
+    attempt(*first)
     is_open = not found or not judge.is_unbeatable(found[0], budget)
-    if capture.as_written is not None and is_open:
-        attempt(capture.as_written, options.as_written())
-    if capture.reserve is not None and (is_floor or not found):
-        attempt(capture.reserve, options.with_reserve())
+    for other, its_options in others:
+        if is_open if its_options.is_as_written else is_floor or not found:
+            attempt(other, its_options)
     if not found:
         raise min(errors, key=lambda error: error.nearest_bytes)
     return judge.best(found, budget)
