@@ -174,8 +174,8 @@ def fitted_around(module: nn.Module) -> Fitted | None:
     return None
 
 
-def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
-    """The options without ways that the executor cannot carry out.
+def _options_for(executor: Executor, options: PlanOptions) -> PlanOptions:
+    """The options of plans for an executor, without ways that it cannot carry out.
 
     Raises:
         UsageError: One of them was asked for by name.
@@ -183,6 +183,7 @@ def _without_ways_of(executor: Executor, options: PlanOptions) -> PlanOptions:
     asked = [name for name in (*options.asked, *options.moves) if name in executor.without]
     if asked:
         raise UsageError(f"executor {executor.name!r} cannot carry out {asked[0]!r}; leave it out")
+    options = replace(options, is_compiled=executor.is_compiler)
     if not executor.without:
         return options
     names = allowed_ways(options.exactness) if options.ways is None else options.ways
@@ -213,7 +214,7 @@ class Fitted:
         self._module = target if isinstance(target, nn.Module) else FunctionShell(target)
         self._is_module = is_module
         self._plain = own_call(self._module)
-        options = _without_ways_of(executor, options)
+        options = _options_for(executor, options)
         self._options = options
         self._executor = executor
         self._optimizers = optimizers

@@ -87,8 +87,12 @@ class StepPlan:
 
     @property
     def slack_bytes(self) -> int:
-        """What no plan could lower: scalars of the loop, beside a step that runs as it is."""
-        return 0 if self.programs else _slack_within(self.budget_bytes)
+        """What no plan could lower: scalars of the loop, beside a step that takes what plain does.
+
+        That is one which runs as it is, or is compiled where nothing can be saved.
+        """
+        saves = self.plan.predicted_peak_bytes < self.planner.plain.peak_bytes
+        return 0 if saves else _slack_within(self.budget_bytes)
 
     def note_outside(self, excess_bytes: int) -> None:
         """So much more was measured than predicted: a share is now of a larger peak."""
@@ -167,7 +171,13 @@ class StepPlan:
         try:
             self.plan, self.programs = _plan_within(self.planner, left_bytes)
         except InfeasibleError as error:
-            self._turn_elsewhere(left_bytes, error)
+            try:
+                self._turn_elsewhere(left_bytes, error)
+            except InfeasibleError:
+                if not self.programs or not self.planner.fits_as_it_is(self.budget_bytes):
+                    raise
+                # What was measured is the plan's own: a compiler's buffers.
+                self.plan, self.programs = self.planner.as_it_is(self.budget_bytes), {}
         self.reserved_bytes = reserved_bytes
         self.planning_s += time.perf_counter() - started
 

@@ -46,6 +46,7 @@ class PlanOptions:
         time_limit_s: Longest time to solve for one budget.
         num_points: Budgets on the frontier; 0: only floor and chosen budget.
         is_as_written: Whether nothing is rewritten, whatever may be; see Note [Reserve], rule 4.
+        is_compiled: Whether what is planned runs with compiled kernels; see `Planner`.
     """
 
     budget: str | int | None = None
@@ -63,6 +64,7 @@ class PlanOptions:
     time_limit_s: float = 30.0
     num_points: int = 10
     is_as_written: bool = False
+    is_compiled: bool = False
 
     def check(self) -> None:
         """Raise one `UsageError` for everything that is wrong."""

@@ -100,6 +100,8 @@ class Planner:
             in the plain step; None: only the peak is bounded. Holds for `plan` and `programs`;
             floor and frontier are those of the peak alone.
         is_described: Whether the device is another machine's, whose disk is not known.
+        is_compiled: Whether planned steps run with compiled kernels: a plan that adds no time is
+            then better than the step as it is, though it may save nothing.
         time_limit_s: Longest time to solve for one budget.
         on_progress: Called with a stage, how much of it is done, and how much there is.
     """
@@ -120,6 +122,7 @@ class Planner:
         preset: str | None = None,
         stash: Budget | None = None,
         is_described: bool = False,
+        is_compiled: bool = False,
         time_limit_s: float = 30.0,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -127,6 +130,7 @@ class Planner:
         self.graph = planned
         self._gained_ms = plain.step_ms - planned.step_ms
         self._exactness, self._is_described = exactness, is_described
+        self._is_compiled = is_compiled
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._techniques = (*ways, *variants, *rewrites)
         self.rewrite_ms, self.as_written_ms = rewrite_ms, as_written_ms
@@ -219,6 +223,19 @@ class Planner:
         stash_fits = self.stash_bytes is None or self.plain.stash_bytes <= self.stash_bytes
         return budget_bytes >= self.plain.peak_bytes and stash_fits
 
+    def as_it_is(self, budget_bytes: int) -> Plan:
+        """The plan that leaves the step as PyTorch runs it; it has no programs."""
+        return Plan(
+            budget_bytes=budget_bytes,
+            predicted_peak_bytes=self.plain.peak_bytes,
+            stash_bytes=self.plain.stash_bytes,
+            added_ms=0.0,
+            bound_ms=0.0,
+            gap=0.0,
+            preset=_PLAIN,
+            exactness=self._exactness,
+        )
+
     def plan(self, budget_bytes: int) -> Plan:
         """The best plan for a budget.
 
@@ -230,21 +247,21 @@ class Planner:
         contest = self._contest_for(budget_bytes)
         fits_as_it_is = self.fits_as_it_is(budget_bytes)
         if fits_as_it_is and contest.best(budget_bytes) is None:
-            return self._plain_plan(budget_bytes)
+            return self.as_it_is(budget_bytes)
         bound_ms, timed_out = contest.solve(budget_bytes)
         best = self._chosen(budget_bytes)
         if best is None:
             if fits_as_it_is:
-                return self._plain_plan(budget_bytes)
+                return self.as_it_is(budget_bytes)
             self._look_for_floor_of(contest, budget_bytes)
             best = self._chosen(budget_bytes)
             assert best is not None, "bug in legroom: the archive forgot its leanest"
         entry, order = best
         outcome = order.real.simulator.run(entry.choice)
-        saves = outcome.peak_bytes < self.plain.peak_bytes
-        is_better = self._setting.preset is not None or (outcome.added_ms <= 0 and saves)
+        gains = outcome.peak_bytes < self.plain.peak_bytes or self._is_compiled
+        is_better = self._setting.preset is not None or (outcome.added_ms <= 0 and gains)
         if fits_as_it_is and not is_better:
-            return self._plain_plan(budget_bytes)
+            return self.as_it_is(budget_bytes)
         problem = order.real.problem
         bound_ms = min(bound_ms, outcome.added_ms)
         return Plan(
@@ -274,18 +291,6 @@ class Planner:
         best = self._chosen(budget_bytes)
         assert best is not None, "bug in legroom: a plan without a choice"
         return programs_of(best[1].real, best[0].choice)
-
-    def _plain_plan(self, budget_bytes: int) -> Plan:
-        return Plan(
-            budget_bytes=budget_bytes,
-            predicted_peak_bytes=self.plain.peak_bytes,
-            stash_bytes=self.plain.stash_bytes,
-            added_ms=0.0,
-            bound_ms=0.0,
-            gap=0.0,
-            preset=_PLAIN,
-            exactness=self._exactness,
-        )
 
     def _look_for_floor_of(self, contest: Contest, budget_bytes: int) -> None:
         """See whether looking for the lowest peak finds what fits.

@@ -208,6 +208,7 @@ def planner_of(
         preset=options.preset,
         stash=options.chosen_stash,
         is_described=options.device is not None,
+        is_compiled=options.is_compiled,
         time_limit_s=options.time_limit_s,
         on_progress=on_progress,
     )

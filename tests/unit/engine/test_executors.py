@@ -11,7 +11,7 @@ from torch import fx, nn
 
 import legroom
 from legroom.engine.graph import _executors, choose_executor
-from legroom.engine.graph._executors import _fusing_neighbours, _view
+from legroom.engine.graph._executors import _fusing_neighbours
 from legroom.errors import UsageError
 
 
@@ -42,14 +42,6 @@ class Attending(nn.Module):
         queries = self.queries(value).view(batch, length, 2, 16).transpose(1, 2)
         scores = torch.bmm(queries.reshape(batch * 2, length, 16), turned)
         return torch.softmax(scores, -1).square().mean()
-
-
-def test_a_view_that_there_cannot_be_is_a_copy():
-    value = torch.arange(24.0).view(2, 3, 4)
-    assert _view(value, [6, 4]) is NotImplemented
-    assert _view(value, [2, -1]) is NotImplemented
-    turned = value.transpose(1, 2)
-    assert torch.equal(_view(turned, [8, 3]), turned.reshape(8, 3))
 
 
 @pytest.mark.parametrize("exactness", ["bitwise", "rounding"])
@@ -109,3 +101,109 @@ def test_inductor_compiles_under_that_rule(monkeypatch, inductor):
     graph = fx.symbolic_trace(lambda value: value + 1)
     choose_executor("inductor", "rounding").compile(graph, [torch.ones(2)])
     assert asked == [True]
+
+
+class Classifier(nn.Module):
+    """The logits are by far the largest; at the loss there are two of them, or three."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(16, 2048, bias=False)
+
+    def forward(self, value, target):
+        return nn.functional.cross_entropy(self.project(value), target)
+
+
+def one_step(model, *batch):
+    model.zero_grad()
+    model(*batch).backward()
+
+
+@pytest.mark.slow
+def test_inductor_needs_no_more_for_a_loss_than_predicted():
+    torch.manual_seed(0)
+    model, batch = Classifier(), (torch.randn(512, 16), torch.randint(0, 2048, (512,)))
+    fitted = legroom.fit(
+        model,
+        budget="90%",
+        exactness="rounding",
+        executor="inductor",
+        without=("loss-without-logits",),
+        step=lambda: one_step(model, *batch),
+    )
+    for _ in range(4):
+        one_step(model, *batch)
+    report = fitted.report()
+    fitted.undo()
+    assert report.replans == 0
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes + 64 * 1024
+
+
+NO_LESS = 2_200_000
+"""What training takes of which nothing can be saved: weight and gradient set the peak."""
+
+
+def small_step(model, data):
+    model.zero_grad()
+    model(data).sum().backward()
+
+
+@pytest.mark.slow
+def test_what_is_asked_to_be_compiled_is_where_nothing_is_saved(monkeypatch):
+    model, data = nn.Linear(512, 512), torch.randn(2, 512)
+    compiled = []
+    compile_graph = _executors.Inductor.compile
+
+    def noted(self, graph, inputs):
+        compiled.append(graph)
+        return compile_graph(self, graph, inputs)
+
+    monkeypatch.setattr(_executors.Inductor, "compile", noted)
+    fitted = legroom.fit(
+        model,
+        budget=NO_LESS,
+        exactness="rounding",
+        executor="inductor",
+        step=lambda: small_step(model, data),
+    )
+    for _ in range(3):
+        small_step(model, data)
+    report = fitted.report()
+    fitted.undo()
+    assert len(compiled) == 2, "forward and backward"
+    assert report.predicted_peak_bytes >= report.plain_peak_bytes
+
+
+def test_what_is_compiled_above_the_budget_runs_as_it_is(monkeypatch):
+    model, data = nn.Linear(512, 512), torch.randn(2, 512)
+    run_eagerly = choose_executor("eager", "bitwise").compile
+    ballast = []
+
+    def wasteful(self, graph, inputs):
+        run = run_eagerly(graph, inputs)
+
+        def waste(args):
+            ballast[:] = [torch.empty(2**20)]
+            return run(args)
+
+        waste._boxed_call = True
+        return waste
+
+    monkeypatch.setattr(_executors.Inductor, "compile", wasteful)
+    said = []
+    monkeypatch.setattr(legroom.Fitted, "say", lambda self, text: said.append(text))
+    fitted = legroom.fit(
+        model,
+        budget=NO_LESS,
+        exactness="rounding",
+        executor="inductor",
+        step=lambda: small_step(model, data),
+    )
+    for _ in range(2):
+        small_step(model, data)
+        ballast.clear()
+    assert any("above the budget" in text for text in said)
+    assert fitted.plan.preset == "plain"
+    small_step(model, data)
+    assert not ballast, "the compiled call is no longer made"
+    fitted.undo()

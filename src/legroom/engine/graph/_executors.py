@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, final
 
-import torch
 from torch import fx
 
-from legroom.capture import FUNCTIONAL, real_tensors, write_in_place
+from legroom.capture import FUNCTIONAL, write_in_place
+from legroom.engine.graph._decompositions import DECOMPOSITIONS
 from legroom.errors import TorchInterfaceError, UsageError
 from legroom.registry import unknown_name
 from legroom.ways import Exactness
@@ -24,12 +24,14 @@ class Executor(abc.ABC):
     Attributes:
         exactness: How close to plain PyTorch its results are.
         can_deliver: Whether a graph may call functions of ours, in Python.
+        is_compiler: Whether its kernels are others than plain PyTorch's.
         without: Names of ways that it cannot carry out.
     """
 
     name: ClassVar[str]
     exactness: ClassVar[Exactness]
     can_deliver: ClassVar[bool]
+    is_compiler: ClassVar[bool]
     without: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
@@ -44,6 +46,7 @@ class Eager(Executor):
     name = "eager"
     exactness = Exactness.BITWISE
     can_deliver = True
+    is_compiler = False
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """Python code that releases every value after its last use."""
@@ -70,6 +73,7 @@ class Inductor(Executor):
     name = "inductor"
     exactness = Exactness.ROUNDING
     can_deliver = False
+    is_compiler = True
     # It writes into memory again that it takes to be free, and so into what is still on its way.
     without = ("replay", "sparse", "host", "disk")
 
@@ -94,7 +98,7 @@ class Inductor(Executor):
             fallback_random=True, reorder_for_peak_memory=False, layout_optimization=False
         )
         with settings, _fusing_neighbours():
-            table = {**select_decomp_table(), **FUNCTIONAL, torch.ops.aten.view.default: _view}
+            table = {**select_decomp_table(), **FUNCTIONAL, **DECOMPOSITIONS}
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
                 decomposed = make_fx(graph, decomposition_table=table)(*inputs)
@@ -140,21 +144,6 @@ def _fusing_neighbours() -> Iterator[None]:
     # In this order: the handler that is put back is made from the setting, if there was none yet.
     with V.set_choices_handler(Neighbours()), config.patch(inductor_choices_class=Neighbours):
         yield
-
-
-def _view(value: torch.Tensor, size: list[int]) -> Any:
-    """A view where there can be one; some of Inductor's decompositions leave other strides."""
-    with real_tensors():
-        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        try:
-            like.view(size)
-        except (RuntimeError, ValueError):
-            is_possible = False
-        else:
-            is_possible = True
-    if is_possible:
-        return NotImplemented
-    return value.clone(memory_format=torch.contiguous_format).view(size)
 
 
 _EXECUTORS = {each.name: each for each in (Eager, Inductor)}
