@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import legroom
 from legroom.engine.graph import _executors, choose_executor
@@ -207,3 +208,15 @@ def test_what_is_compiled_above_the_budget_runs_as_it_is(monkeypatch):
     small_step(model, data)
     assert not ballast, "the compiled call is no longer made"
     fitted.undo()
+
+
+def test_inductor_compiles_under_our_fake_rules(monkeypatch, inductor):
+    # PyTorch's own rule refuses anything but bfloat16, which is no rule of its kernel on a CPU.
+    # A backward that is compiled when it first runs is compiled outside of any planned call.
+    monkeypatch.setattr(inductor.compile_fx, "compile_fx_inner", lambda graph, inputs: graph)
+    grouped = torch.ops.aten._grouped_mm.default
+    graph = fx.symbolic_trace(lambda rows, weights, ends: grouped(rows, weights, ends))
+    with FakeTensorMode():
+        inputs = [torch.empty(8, 16), torch.empty(2, 16, 16), torch.empty(2, dtype=torch.int32)]
+    made = choose_executor("inductor", "rounding").compile(graph, inputs)
+    assert grouped in [node.target for node in made.graph.nodes]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 
 from torch import fx
 
-from legroom.capture import FUNCTIONAL, write_in_place
+from legroom.capture import FUNCTIONAL, fake_rules, write_in_place
 from legroom.engine.graph._decompositions import DECOMPOSITIONS
 from legroom.errors import TorchInterfaceError, UsageError
 from legroom.registry import unknown_name
@@ -97,7 +97,8 @@ class Inductor(Executor):
         settings = config.patch(
             fallback_random=True, reorder_for_peak_memory=False, layout_optimization=False
         )
-        with settings, _fusing_neighbours():
+        # Backward may be compiled when it first runs, outside of what a planned call opens.
+        with settings, _fusing_neighbours(), fake_rules():
             table = {**select_decomp_table(), **FUNCTIONAL, **DECOMPOSITIONS}
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
