@@ -215,7 +215,11 @@ def test_inductor_compiles_under_our_fake_rules(monkeypatch, inductor):
     # A backward that is compiled when it first runs is compiled outside of any planned call.
     monkeypatch.setattr(inductor.compile_fx, "compile_fx_inner", lambda graph, inputs: graph)
     grouped = torch.ops.aten._grouped_mm.default
-    graph = fx.symbolic_trace(lambda rows, weights, ends: grouped(rows, weights, ends))
+
+    def product(rows, weights, ends):
+        return grouped(rows, weights, ends)
+
+    graph = fx.symbolic_trace(product)
     with FakeTensorMode():
         inputs = [torch.empty(8, 16), torch.empty(2, 16, 16), torch.empty(2, dtype=torch.int32)]
     made = choose_executor("inductor", "rounding").compile(graph, inputs)
