@@ -55,6 +55,7 @@ def try_run(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         **ran,
         "predicted_peak_bytes": report.predicted_peak_bytes,
         "replans": report.replans,
+        "gradient_error": report.gradient_error,
         "ways": report.to_dict()["ways"],
     }
 

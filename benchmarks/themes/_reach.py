@@ -47,7 +47,9 @@ def write_markdown(result: dict[str, Any]) -> str:
         "budget, or the next lower value is trained. A value that took more than "
         f"{reach.PLAN_LIMIT_S:g} s to plan ends the search upwards: *at least*. *Speed*: what "
         "grows (items, layers, positions) per second of processor time, against plain's at its "
-        f"own largest; *wall*: the same by the wall's clock. Medians of {tries.TIMED_STEPS} steps.",
+        f"own largest; *wall*: the same by the wall's clock. Medians of {tries.TIMED_STEPS} steps. "
+        "*Gradients off*: of lossy plans, measured on the first batch, as a share of their norm; "
+        "no bound was set.",
         "",
     ]
     missing = []
@@ -69,7 +71,7 @@ def write_markdown(result: dict[str, Any]) -> str:
 def _section(what: str, answers: dict[str, Any]) -> Iterator[str]:
     head = [
         *("case", "contestant", "budget MiB", "largest", "factor", "planned", "does not fit"),
-        *("peak MiB", "speed", "wall", "values planned"),
+        *("peak MiB", "speed", "wall", "values planned", "gradients off"),
     ]
     body = [row for name, answer in answers.items() for row in _rows(name, answer)]
     body += [
@@ -128,6 +130,7 @@ def _found_cells(found: dict[str, Any]) -> list[str]:
         mib(run["peak_bytes"]),
         *(f"{speed:.2f}" for speed in speeds),
         str(len(found["planned"])),
+        "same bits" if run.get("gradient_error") is None else f"{run['gradient_error']:.2g}",
     ]
 
 
