@@ -24,9 +24,11 @@ from benchmarks.themes._contest_rows import (
     Judged,
     case_rows,
     controls,
+    heats_of,
     judged_rows,
     merge_answers,
     predictions,
+    rounds_of,
     time_against,
 )
 from benchmarks.themes._tables import mib, percent, table
@@ -72,11 +74,13 @@ def write_markdown(result: dict[str, Any]) -> str:
         "",
         f"{about['date']} · commit {about['commit']} · torch {about['torch']} · Python "
         f"{about['python']} · {about['machine']} · `{about['command']}`. Cases in size "
-        f"`{about.get('size', 'small')}`; {about.get('rounds', '?')} rounds, everybody in a "
-        f"process of their own with {about.get('threads', 1)} thread, {WARMUP_STEPS} warm-up "
-        "steps; the rules are in [the benchmarks' README](../README.md).",
+        f"`{about.get('size', 'small')}`; everybody in a process of their own with "
+        f"{about.get('threads', 1)} thread, {WARMUP_STEPS} warm-up steps; the rules are in "
+        "[the benchmarks' README](../README.md).",
         "",
-        *_summary(judged, rows, about.get("rounds", 0)),
+        *_when(answers),
+        *_summary(judged, rows),
+        *_few_rounds(answers),
         *_tally_by_peer(judged),
         *_tally_by_case(judged),
         *_losses(judged),
@@ -89,7 +93,21 @@ def write_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _summary(judged: dict[str, list[Judged]], rows: dict[str, Any], rounds: int) -> Iterable[str]:
+def _when(answers: dict[str, Any]) -> Iterable[str]:
+    """Heats are run one by one, and added to what is there: what each was run with."""
+    runs = Counter(
+        (heat.get("commit", "?"), heat.get("date", "?"), rounds_of(heat))
+        for answer in answers.values()
+        for heat in heats_of(answer)
+    )
+    said = [
+        f"{count} at commit {commit} ({date}, {rounds} rounds)"
+        for (commit, date, rounds), count in runs.items()
+    ]
+    yield from (f"Heats: {', '.join(said)}.", "") if said else ()
+
+
+def _summary(judged: dict[str, list[Judged]], rows: dict[str, Any]) -> Iterable[str]:
     counts = Counter(each.verdict.outcome.value for some in judged.values() for each in some)
     yield (
         f"Cases: {len(rows)}, rows: {sum(len(each) for each in rows.values())}. At the peak of "
@@ -98,7 +116,11 @@ def _summary(judged: dict[str, list[Judged]], rows: dict[str, Any], rounds: int)
         f"**{counts['loss']}**."
     )
     yield ""
-    if rounds < FEWEST_ROUNDS:
+
+
+def _few_rounds(answers: dict[str, Any]) -> Iterable[str]:
+    rounds = [rounds_of(heat) for answer in answers.values() for heat in heats_of(answer)]
+    if min(rounds, default=0) < FEWEST_ROUNDS:
         yield f"Fewer than {FEWEST_ROUNDS} rounds: the verdicts are an impression, no result."
         yield ""
 

@@ -53,6 +53,11 @@ def heats_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return list(answer.get("heats", ()))
 
 
+def rounds_of(heat: dict[str, Any]) -> int:
+    """How often contestants took their turns; 0 where none did."""
+    return max((len(row["cpu_ms"]) for row in heat["rows"]), default=0)
+
+
 def merge_answers(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The heats of both; a new one takes the place of those that share an entrant with it."""
     taken = {label for heat in heats_of(new) for label in _entrants(heat)}

@@ -80,7 +80,7 @@ HEATS = {
         },
     ]
 }  # fmt: skip
-RESULT = {"about": {**ABOUT, "rounds": ROUNDS}, "cases": {"gpt2": {PART: HEATS}}}
+RESULT = {"about": ABOUT, "cases": {"gpt2": {PART: HEATS}}}
 
 
 def test_wins_ties_and_losses_are_counted() -> None:
@@ -144,9 +144,19 @@ def test_tables_have_every_row_and_reason() -> None:
 
 
 def test_few_rounds_are_called_an_impression() -> None:
-    few = {"about": {**ABOUT, "rounds": 2}, "cases": RESULT["cases"]}
+    rows = [{**row, "cpu_ms": row["cpu_ms"][:2]} for row in HEATS["heats"][0]["rows"]]
+    heat = {**HEATS["heats"][0], "rows": rows}
+    few = {"about": ABOUT, "cases": {"gpt2": {PART: {"heats": [HEATS["heats"][0], heat]}}}}
     assert "are an impression, no result" in themes.get("contest").write_markdown(few)
     assert "are an impression" not in themes.get("contest").write_markdown(RESULT)
+
+
+def test_heats_of_several_runs_say_which() -> None:
+    (heat,) = HEATS["heats"]
+    heats = [{**heat, "commit": name, "date": "2026-11-18"} for name in ("aa1", "aa1", "bb2")]
+    result = {"about": ABOUT, "cases": {"gpt2": {PART: {"heats": heats}}}}
+    said = f"2 at commit aa1 (2026-11-18, {ROUNDS} rounds), 1 at commit bb2 (2026-11-18"
+    assert said in themes.get("contest").write_markdown(result)
 
 
 def test_predictions_are_held_to_measurements() -> None:
