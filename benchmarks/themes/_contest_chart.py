@@ -32,7 +32,7 @@ _GROUPS = {
     "lossy": ("lossy", "#2e7d32", "^"),
 }
 """By exactness: how the legend says it, its hue, and legroom's shape."""
-_MARKERS = "os^vDPX<>phd8H*"
+_MARKERS = "os^vDPX<>phdx+1"
 _HEADING = "heading"
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 5, 7, 10, 20, 50)
