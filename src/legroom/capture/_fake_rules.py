@@ -9,9 +9,10 @@ real ones, or, where that depends on values nobody knows yet, as large as they c
 #    is called with a `FakeTensorMode` active, by whoever intercepts operations above that mode.
 # 2. A rule named in `ASSUMED` guesses when the values that it needs are fake: it takes the largest
 #    result that the shapes allow. If the values are real, as those of a batch are, it is exact.
-# 3. Sizes are seldom wrong, but layouts are, and they decide whether a later `reshape` copies. The
-#    rules mend the two that models meet. For inputs in unusual layouts elu, hardswish, softplus,
-#    glu, logsigmoid, roll, batch norm and the element-wise losses are wrong too.
+# 3. Sizes are seldom wrong, but layouts are, and they decide whether a later `reshape` copies or is
+#    traced as a view, which fails on the real tensor. The rules mend what was found by comparing
+#    operations on transposed inputs, but for roll and the forward of element-wise losses: there
+#    executors copy where a view cannot be had.
 # 5. TorchDynamo and AOTAutograd dispatch to fake kernels themselves; for them `fake_rules()` puts
 #    the exact rules into torch's table. The guesses stay out of it: there torch breaks the graph,
 #    which is right, where a guess would compile a wrong shape.
@@ -172,10 +173,50 @@ def _batch_norm_backward(
     (*_rest, mask), num_channels = args, input.shape[1]
     like = input if weight is None else weight
     return (
-        torch.empty_like(input) if mask[0] else None,
+        _as_batch_norm_lays_out(input) if mask[0] else None,
         like.new_empty(num_channels) if mask[1] else None,
         like.new_empty(num_channels) if mask[2] else None,
     )
+
+
+def _batch_norm(spelled_out: Callable[..., Any], input: Tensor, *args: Any) -> tuple[Any, ...]:
+    """torch's fake kernel lays the result out as the input is, whatever that is."""
+    output, *rest = spelled_out(input, *args)
+    return (_as_batch_norm_lays_out(output, like=input), *rest)
+
+
+def _as_batch_norm_lays_out(output: Tensor, like: Tensor | None = None) -> Tensor:
+    """Contiguous, or with channels last where the input is so."""
+    like = output if like is None else like
+    if like.device.type != "cpu":
+        return torch.empty_like(output)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    usual = torch.contiguous_format
+    other = formats.get(like.dim(), usual)
+    is_other = not like.is_contiguous() and like.is_contiguous(memory_format=other)
+    return torch.empty_like(output, memory_format=other if is_other else usual)
+
+
+def _gradient_in_order(grad: Tensor, input: Tensor) -> Tensor:
+    """As an operation on both: where they differ, as the gradient is."""
+    return torch.add(grad, input)
+
+
+def _gradient_of_elu(
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, input: Tensor
+) -> Tensor:
+    return _gradient_in_order(grad, input)
+
+
+def _contiguous_gradient(grad: Tensor, input: Tensor, *_: Any, **__: Any) -> Tensor:
+    """The kernel writes into zeros, or into memory of its own."""
+    return input.new_empty(input.shape)
+
+
+def _log_sigmoid(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Contiguous; on a CPU it leaves as much again for backward."""
+    buffer = input.shape if input.device.type == "cpu" else (0,)
+    return input.new_empty(input.shape), input.new_empty(buffer)
 
 
 def _log_softmax_backward(
@@ -235,13 +276,36 @@ def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0)
 
 
 _MASK_DTYPES = (torch.bool, torch.uint8)
+_BATCH_NORMS = (
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+)
+_IN_ORDER = (
+    aten.hardsigmoid_backward.default,
+    aten.hardswish_backward.default,
+    aten.hardtanh_backward.default,
+    aten.softplus_backward.default,
+)
+_CONTIGUOUS = (
+    aten.glu_backward.default,
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+)
 
 FAKE_RULES: dict[OpOverload, Callable[..., Any]] = {
     aten.mkldnn_rnn_layer.default: _lstm_layer,
     aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
     aten._grouped_mm.default: _grouped_mm,
     aten.native_dropout_backward.default: _dropout_backward,
+    **{op: functools.partial(_batch_norm, decomposition_table[op]) for op in _BATCH_NORMS},
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.elu_backward.default: _gradient_of_elu,
+    **dict.fromkeys(_IN_ORDER, lambda grad, input, *_: _gradient_in_order(grad, input)),
+    **dict.fromkeys(_CONTIGUOUS, _contiguous_gradient),
+    aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten._ctc_loss.default: _ctc_loss,

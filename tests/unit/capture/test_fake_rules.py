@@ -117,6 +117,61 @@ def test_exact_rule_equals_the_real_run(name):
     assert describe(run_fake(op, args)) == describe(op(*args))
 
 
+UNUSUAL = {
+    "transposed": lambda: torch.randn(4, 16, 8).mT,
+    "channels last": lambda: torch.randn(4, 6, 5, 8).permute(0, 3, 1, 2),
+    "turned round": lambda: torch.randn(4, 6, 5, 8).permute(0, 3, 2, 1),
+    "batch second": lambda: torch.randn(8, 4, 16).transpose(0, 1),
+    "every other": lambda: torch.randn(4, 16, 6)[:, ::2],
+}
+
+
+def normalized(value, *, in_training):
+    by_channel = torch.rand(4, value.shape[1]) + 0.5
+    return nn.functional.batch_norm(value, *by_channel, training=in_training)
+
+
+TRAINED = {
+    "batch norm": lambda value: normalized(value, in_training=True),
+    "batch norm that is not trained": lambda value: normalized(value, in_training=False),
+    "elu": nn.functional.elu,
+    "hardswish": nn.functional.hardswish,
+    "hardsigmoid": nn.functional.hardsigmoid,
+    "hardtanh": nn.functional.hardtanh,
+    "softplus": nn.functional.softplus,
+    "glu": lambda value: nn.functional.glu(value, 1),
+    "log sigmoid": nn.functional.logsigmoid,
+    "mean square": lambda value: nn.functional.mse_loss(value, torch.ones(value.shape)),
+    "smooth": lambda value: nn.functional.smooth_l1_loss(value, torch.ones(value.shape)),
+    "huber": lambda value: nn.functional.huber_loss(value, torch.ones(value.shape)),
+}
+
+
+class Compared(TorchDispatchMode):
+    """Runs operations for real, and those that have a rule under it as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_compared = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        real = func(*args, **(kwargs or {}))
+        if func in FAKE_RULES and func not in ASSUMED:
+            assert describe(run_fake(func, args, kwargs)) == describe(real), func
+            self.num_compared += 1
+        return real
+
+
+@pytest.mark.parametrize("layout", UNUSUAL)
+@pytest.mark.parametrize("name", TRAINED)
+def test_rules_hold_in_unusual_layouts(name, layout):
+    value = UNUSUAL[layout]().requires_grad_()
+    with Compared() as compared:
+        result = TRAINED[name](value)
+        result.backward(torch.ones(result.shape))
+    assert compared.num_compared
+
+
 def test_lstm_without_gradients_has_no_workspace():
     with torch.no_grad():
         assert run_fake(aten.mkldnn_rnn_layer.default, lstm_arguments())[3] is None

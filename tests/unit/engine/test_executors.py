@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import legroom
 from legroom.engine.graph import _executors, choose_executor
-from legroom.engine.graph._executors import _fusing_neighbours
+from legroom.engine.graph._executors import _fusing_neighbours, view_or_copy
 from legroom.errors import UsageError
+from tests.unit.engine.training import check_same
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,36 @@ class Attending(nn.Module):
         queries = self.queries(value).view(batch, length, 2, 16).transpose(1, 2)
         scores = torch.bmm(queries.reshape(batch * 2, length, 16), turned)
         return torch.softmax(scores, -1).square().mean()
+
+
+class Rolled(nn.Module):
+    """What PyTorch takes for contiguous though it is not, before a product that wants it so."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.project = nn.BatchNorm1d(32), nn.Linear(32, 32)
+
+    def forward(self, value):
+        value = self.norm(self.project(value).transpose(1, 2)).transpose(1, 2)
+        turned = self.project(value).view(4, 4, 8, 32).permute(0, 3, 1, 2)
+        return self.project(torch.roll(turned, 1, 1).reshape(128, 32)).square().mean()
+
+
+def gradients_of_rolled(model, step):
+    loss = model(torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(step)))
+    loss.backward()
+    return loss
+
+
+def test_a_layout_that_torch_foretells_wrong_trains_the_same():
+    check_same(Rolled(), gradients_of_rolled, budget="95%", within_budget=False, is_remade=False)
+
+
+def test_a_view_is_a_copy_where_there_can_be_none():
+    value = torch.arange(24.0).view(2, 3, 4)
+    assert view_or_copy(value, [6, 4]).data_ptr() == value.data_ptr()
+    turned = value.transpose(1, 2)
+    assert torch.equal(view_or_copy(turned, [8, 3]), turned.reshape(8, 3))
 
 
 @pytest.mark.parametrize("exactness", ["bitwise", "rounding"])

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, final
 
+import torch
 from torch import fx
 
 from legroom.capture import FUNCTIONAL, fake_rules, write_in_place
@@ -39,6 +40,14 @@ class Executor(abc.ABC):
         """A callable that takes its arguments in a list and empties it."""
 
 
+def view_or_copy(value: torch.Tensor, size: list[int]) -> torch.Tensor:
+    """A view, as was traced; a copy where the real tensor lies otherwise than its fake one did."""
+    try:
+        return value.view(size)
+    except RuntimeError:
+        return value.reshape(size)
+
+
 @final
 class Eager(Executor):
     """The same kernels as plain PyTorch, one after the other."""
@@ -55,6 +64,8 @@ class Eager(Executor):
         except ImportError:
             raise TorchInterfaceError("torch.fx.graph._BoxedCodeGen", tested=_TESTED) from None
         write_in_place(graph.graph)
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = view_or_copy
         graph.graph.set_codegen(_BoxedCodeGen())
         graph.recompile()
         forward = graph.forward
