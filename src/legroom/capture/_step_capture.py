@@ -20,6 +20,7 @@ import contextlib
 import enum
 import gc
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
 from legroom.capture._pieces import Pieces, SourceInfo
 from legroom.capture._reads import answered_reads
 from legroom.capture._rnn import rnn_operations
-from legroom.capture._sites import line_of
+from legroom.capture._sites import is_model_code, line_of
 from legroom.capture._step_graph import build_graph
 from legroom.capture._steps import AbstractTrainingObserver
 from legroom.capture._trace import Recorder
@@ -461,11 +462,22 @@ def _run(step: Callable[[], object]) -> None:
         step()
     except Exception as error:
         raise CaptureFailedError(
-            f"the step failed while it was captured, on tensors that have no memory: "
-            f"{type(error).__name__}: {error}\n"
-            "  what needs a tensor's memory (`.data_ptr()`, other libraries) cannot be captured.\n"
-            "  try: a step without it; `.item()`, `.numpy()` and formats are answered with ones"
+            f"the step failed while it was captured, on tensors that have no memory"
+            f"{_place_of(error)}: {type(error).__name__}: {error}\n"
+            "  what needs a tensor's memory (`.data_ptr()`, other libraries) cannot be captured, "
+            "and values that are not known (`.item()`, `.numpy()`, formats, branches) are taken to "
+            "be 1 or True.\n"
+            "  try: a step that depends on neither, or leave that model out"
         ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """The innermost line outside PyTorch that an error came through, as ` at model.py:12`."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    lines = (line_of(frame.filename, frame.lineno or 0) for frame in frames
+             if is_model_code(frame.filename))  # fmt: skip
+    line = next(lines, None)
+    return "" if line is None else f" at {line}"
 
 
 @contextlib.contextmanager
