@@ -100,7 +100,8 @@ def lines_of(answer: dict[str, Any]) -> list[Line]:
         for name, row in found.items()
     ]
     order = [OURS, *(name for name in peers.names() if name != OURS)]
-    return sorted(every, key=lambda line: order.index(line.name.split(" ")[0]))
+    # Terms of legroom by name, so that their dashes are the same in all charts.
+    return sorted(every, key=lambda line: (order.index(line.name.split(" ")[0]), line.name))
 
 
 def _exactness(row: Row) -> str:
