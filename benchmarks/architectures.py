@@ -166,6 +166,23 @@ def _opt() -> Any:
     return _language_model(hf.OPTForCausalLM, config, batch=4, length=64)
 
 
+def _patchtst() -> Any:
+    """Batch norms over transposed tensors, whose layout PyTorch foretells wrong."""
+    config = hf.PatchTSTConfig(
+        num_input_channels=3,
+        context_length=128,
+        prediction_length=16,
+        d_model=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        ffn_dim=128,
+    )
+    return hf.PatchTSTForPrediction(config), {
+        "past_values": torch.randn(8, 128, 3),
+        "future_values": torch.randn(8, 16, 3),
+    }
+
+
 def _qwen3() -> Any:
     config = hf.Qwen3Config(
         vocab_size=512,
@@ -292,6 +309,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "mamba": _mamba,
     "mistral": _mistral,
     "opt": _opt,
+    "patchtst": _patchtst,
     "qwen3": _qwen3,
     "segformer": _segformer,
     "swin": _swin,
