@@ -15,7 +15,9 @@ gradients, and, where the user set a bound, a plan within it. See Note [Accuracy
 # 4. What gradients depend on more is then held with more bits, within the same budget: see Note
 #    [Sensitivity] and Note [Allocation]. If that makes no better gradients, it is undone.
 # 5. Above the bound, the coarsest ways are left out until the plan's measured error is within it,
-#    found by bisection. If then no plan fits the budget, that is an error with the numbers.
+#    found by bisection. If then no plan fits the budget, the one that uses nothing lossy is tried:
+#    searches find floors to some tenths of a per cent, and with less to choose from one may end
+#    lower. If that does not fit either, it is an error with the numbers.
 
 from __future__ import annotations
 
@@ -112,9 +114,14 @@ class AccuracyCheck:
             else:
                 too_coarse = middle
         if best is None:
-            raise GradientErrorBoundError(
-                bound=bound, nearest=nearest, budget_bytes=self._kind.step_plan.budget_bytes
-            )
+            try:
+                self._plan_with(rungs[-1])
+            except InfeasibleError:
+                raise GradientErrorBoundError(
+                    bound=bound, nearest=nearest, budget_bytes=self._kind.step_plan.budget_bytes
+                ) from None
+            self._kind.step_plan.gradient_error = None
+            return
         place, self._kind.step_plan.gradient_error = best
         if place != middle:  # the last one tried was another
             self._plan_with(rungs[place])

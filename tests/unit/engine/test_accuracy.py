@@ -10,7 +10,8 @@ from torch.nn import functional as F
 import legroom
 from legroom import ways
 from legroom.engine import _accuracy
-from legroom.errors import GradientErrorBoundError, UsageError
+from legroom.engine._step_plan import StepPlan
+from legroom.errors import GradientErrorBoundError, InfeasibleBudgetError, UsageError
 from tests.unit.engine.training import bytes_of, state_of
 
 
@@ -103,6 +104,23 @@ def test_a_bound_that_no_plan_keeps_is_an_error_with_numbers():
         trained(activations="60%", ways=["integer4", "bfloat16"], max_gradient_error=1e-6)
     assert 1e-4 < caught.value.nearest < 0.01
     assert caught.value.bound == 1e-6
+
+
+def test_a_plan_without_loss_is_tried_before_giving_up(monkeypatch):
+    # Of the sets in between the searches find none that fits, as they may at the floor.
+    rungs = [("integer2", "integer8"), ("integer8",), ("remake",)]
+    monkeypatch.setattr(_accuracy, "_rungs", lambda options: rungs)
+    use = StepPlan.use
+
+    def searched(step_plan, options):
+        if options.ways == rungs[1]:
+            raise InfeasibleBudgetError(budget_bytes=1, floor_bytes=2)
+        use(step_plan, options)
+
+    monkeypatch.setattr(StepPlan, "use", searched)
+    report = trained(activations="60%", ways=rungs[0], max_gradient_error=1e-9)
+    assert report.gradient_error is None
+    assert report.ways.keys() == {"hold", "remake"}
 
 
 def test_measuring_changes_nothing(monkeypatch):
