@@ -153,11 +153,20 @@ class StepPlan:
     def tighten(self, excess_bytes: int) -> None:
         """Plan again, because so much more was measured than predicted.
 
+        Where no plan fits what is left, but the step as it is fits the budget, what was measured
+        may be a compiler's own: then nothing is compiled.
+
         Raises:
             InfeasibleError: No plan fits what is left.
         """
         self.replans += 1
-        self.reserve(excess_bytes)
+        try:
+            self.reserve(excess_bytes)
+        except InfeasibleError:
+            is_compiled = self.options.is_compiled and bool(self.programs)
+            if not is_compiled or not self.planner.fits_as_it_is(self.budget_bytes):
+                raise
+            self.plan, self.programs = self.planner.as_it_is(self.budget_bytes), {}
 
     def reserve(self, num_bytes: int) -> None:
         """Plan again with so much more of the budget kept free.
@@ -171,13 +180,7 @@ class StepPlan:
         try:
             self.plan, self.programs = _plan_within(self.planner, left_bytes)
         except InfeasibleError as error:
-            try:
-                self._turn_elsewhere(left_bytes, error)
-            except InfeasibleError:
-                if not self.programs or not self.planner.fits_as_it_is(self.budget_bytes):
-                    raise
-                # What was measured is the plan's own: a compiler's buffers.
-                self.plan, self.programs = self.planner.as_it_is(self.budget_bytes), {}
+            self._turn_elsewhere(left_bytes, error)
         self.reserved_bytes = reserved_bytes
         self.planning_s += time.perf_counter() - started
 

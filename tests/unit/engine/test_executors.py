@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import legroom
 from legroom.engine.graph import _executors, choose_executor
 from legroom.engine.graph._executors import _fusing_neighbours, view_or_copy
-from legroom.errors import UsageError
+from legroom.errors import InfeasibleBudgetError, UsageError
 from tests.unit.engine.training import check_same
 
 
@@ -238,6 +238,25 @@ def test_what_is_compiled_above_the_budget_runs_as_it_is(monkeypatch):
     assert fitted.plan.preset == "plain"
     small_step(model, data)
     assert not ballast, "the compiled call is no longer made"
+    fitted.undo()
+
+
+def test_room_that_no_plan_leaves_is_refused_though_it_is_compiled(monkeypatch):
+    model, data = nn.Linear(512, 512), torch.randn(2, 512)
+    run_eagerly = choose_executor("eager", "bitwise").compile
+    monkeypatch.setattr(
+        _executors.Inductor, "compile", lambda self, graph, inputs: run_eagerly(graph, inputs)
+    )
+    fitted = legroom.fit(
+        model,
+        budget=NO_LESS,
+        exactness="rounding",
+        executor="inductor",
+        step=lambda: small_step(model, data),
+    )
+    small_step(model, data)
+    with pytest.raises(InfeasibleBudgetError):
+        fitted.reserve(NO_LESS // 2)
     fitted.undo()
 
 
