@@ -180,6 +180,16 @@ def small_step(model, data):
     model(data).sum().backward()
 
 
+def fit_compiled(model, data):
+    return legroom.fit(
+        model,
+        budget=NO_LESS,
+        exactness="rounding",
+        executor="inductor",
+        step=lambda: small_step(model, data),
+    )
+
+
 @pytest.mark.slow
 def test_what_is_asked_to_be_compiled_is_where_nothing_is_saved(monkeypatch):
     model, data = nn.Linear(512, 512), torch.randn(2, 512)
@@ -191,13 +201,7 @@ def test_what_is_asked_to_be_compiled_is_where_nothing_is_saved(monkeypatch):
         return compile_graph(self, graph, inputs)
 
     monkeypatch.setattr(_executors.Inductor, "compile", noted)
-    fitted = legroom.fit(
-        model,
-        budget=NO_LESS,
-        exactness="rounding",
-        executor="inductor",
-        step=lambda: small_step(model, data),
-    )
+    fitted = fit_compiled(model, data)
     for _ in range(3):
         small_step(model, data)
     report = fitted.report()
@@ -224,13 +228,7 @@ def test_what_is_compiled_above_the_budget_runs_as_it_is(monkeypatch):
     monkeypatch.setattr(_executors.Inductor, "compile", wasteful)
     said = []
     monkeypatch.setattr(legroom.Fitted, "say", lambda self, text: said.append(text))
-    fitted = legroom.fit(
-        model,
-        budget=NO_LESS,
-        exactness="rounding",
-        executor="inductor",
-        step=lambda: small_step(model, data),
-    )
+    fitted = fit_compiled(model, data)
     for _ in range(2):
         small_step(model, data)
         ballast.clear()
@@ -247,13 +245,7 @@ def test_room_that_no_plan_leaves_is_refused_though_it_is_compiled(monkeypatch):
     monkeypatch.setattr(
         _executors.Inductor, "compile", lambda self, graph, inputs: run_eagerly(graph, inputs)
     )
-    fitted = legroom.fit(
-        model,
-        budget=NO_LESS,
-        exactness="rounding",
-        executor="inductor",
-        step=lambda: small_step(model, data),
-    )
+    fitted = fit_compiled(model, data)
     small_step(model, data)
     with pytest.raises(InfeasibleBudgetError):
         fitted.reserve(NO_LESS // 2)
