@@ -474,10 +474,8 @@ def _run(step: Callable[[], object]) -> None:
 def _place_of(error: Exception) -> str:
     """The innermost line outside PyTorch that an error came through, as ` at model.py:12`."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    lines = (line_of(frame.filename, frame.lineno or 0) for frame in frames
-             if is_model_code(frame.filename))  # fmt: skip
-    line = next(lines, None)
-    return "" if line is None else f" at {line}"
+    frame = next((each for each in frames if is_model_code(each.filename)), None)
+    return "" if frame is None else f" at {line_of(frame.filename, frame.lineno or 0)}"
 
 
 @contextlib.contextmanager
