@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
@@ -75,6 +76,7 @@ class AccuracyCheck:
         self._module = module
         self._parameters = parameters
         self._expected: list[list[torch.Tensor | None]] = []
+        self._run_s = 0.0
 
     def run(self) -> None:
         """Measure the plan's error; above the bound, plan again.
@@ -147,7 +149,9 @@ class AccuracyCheck:
             return _relative(self._gradients(call, num_seeds=1)[0], self._expected[0])
 
         try:
-            sensitivity = measure_sensitivity(found, probe, error_of_probed, self._owner.progress)
+            sensitivity = measure_sensitivity(
+                found, probe, error_of_probed, self._owner.progress, run_s=self._run_s
+            )
         except Exception as failure:
             if not is_out_of_memory(failure):
                 raise
@@ -194,9 +198,11 @@ class AccuracyCheck:
             for seed in range(num_seeds):
                 put_back()
                 torch.manual_seed(seed)
+                began = time.perf_counter()
                 roots = list(differentiated_outputs(call(*args, **kwargs)))
                 torch.autograd.backward(roots, [_gradient_for(root, seed) for root in roots])
                 found.append([param.grad for param in self._parameters])
+                self._run_s = time.perf_counter() - began  # the first one compiles, perhaps
         return found
 
 

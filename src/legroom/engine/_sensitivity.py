@@ -8,7 +8,8 @@ number for each tensor, by which the planner allocates bits. See Note [Sensitivi
 # 1. The plan runs as it is, but with everything that it holds with an error in a fine form; then
 #    once more for each tensor, with that one in its coarsest form on its way back. What the square
 #    of the gradients' error grows by is that tensor's share.
-# 2. Each such run is a step. Of many tensors, neighbours of the same size are measured together.
+# 2. Each such run is a step. Of many tensors, neighbours of the same size are measured together: of
+#    so many that training begins after a minute or two, also where a step takes long.
 # 3. What is too little to be measured counts a little: a byte is better spent there than nowhere.
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 from legroom import ways
 from legroom.plan import Adjustable, PieceProgram, Place
 
-MOST_RUNS = 32
+_FEWEST_RUNS, _MOST_RUNS = 6, 32
+_MEASURING_S = 90.0
 _FINE = 0.02
 """An error so small is fine, and the fewest bytes that have it are taken."""
 _LEAST = 1e-3
@@ -73,14 +75,17 @@ def measure_sensitivity(
     probe: CoarseningProbe,
     error: Callable[[], float],
     on_progress: Callable[[int, int], None],
+    *,
+    run_s: float = 0.0,
 ) -> dict[Place, float]:
     """For each tensor the gradients' squared error over its own; see Note [Sensitivity].
 
     Args:
         error: Runs a step with the probe as it is set; the relative error of its gradients.
         on_progress: Is told how many runs are done, and how many there are.
+        run_s: How long such a run takes, about.
     """
-    groups = list(_groups(adjustables))
+    groups = list(_groups(adjustables, run_s))
     unavoidable = error() ** 2
     shares: dict[Place, float] = {}
     for number, group in enumerate(groups):
@@ -95,10 +100,12 @@ def measure_sensitivity(
     return {place: max(share, least) for place, share in shares.items()}
 
 
-def _groups(adjustables: Sequence[Adjustable]) -> Iterator[Sequence[Adjustable]]:
+def _groups(adjustables: Sequence[Adjustable], run_s: float) -> Iterator[Sequence[Adjustable]]:
     """See Note [Sensitivity], rule 2."""
+    most_runs = int(_MEASURING_S / run_s) if run_s > 0 else _MOST_RUNS
+    most_runs = min(_MOST_RUNS, max(_FEWEST_RUNS, most_runs))
     alike = sorted(adjustables, key=lambda each: each.num_bytes)
-    length = -(-len(alike) // MOST_RUNS)
+    length = -(-len(alike) // most_runs)
     yield from (alike[first : first + length] for first in range(0, len(alike), length))
 
 
