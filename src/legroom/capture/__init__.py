@@ -4,6 +4,7 @@ In comes a path to a script or a running loop; out come the moments that matter 
 backward pass begins) and the source line and module that each operation belongs to.
 """
 
+from legroom.capture._autocast import autocast_settings, backward_habit
 from legroom.capture._autograd import (
     BackwardCall,
     SavedTensor,
@@ -81,6 +82,8 @@ __all__ = [
     "StopScript",
     "TensorInfo",
     "arguments_of",
+    "autocast_settings",
+    "backward_habit",
     "call_that_is_set",
     "call_with",
     "capture_step",

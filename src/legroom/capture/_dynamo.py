@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from legroom.capture._autocast import backward_habit
 from legroom.capture._batch_norm import BATCH_NORMS
 from legroom.capture._libraries import logging_functions, same_path_as_eager
 from legroom.capture._operations import TAKEN_APART
@@ -85,7 +86,10 @@ def dynamo_settings() -> Iterator[None]:
         allow_rnn=True,
         skip_nnmodule_hook_guards=False,
     )
-    with settings, torch._functorch.config.patch(donated_buffer=False), same_path_as_eager():
+    traced = torch._functorch.config.patch(
+        donated_buffer=False, backward_pass_autocast=backward_habit.setting
+    )
+    with settings, traced, same_path_as_eager():
         yield
 
 

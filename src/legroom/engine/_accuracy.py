@@ -33,7 +33,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from legroom import ways
-from legroom.capture import is_out_of_memory
+from legroom.capture import backward_habit, is_out_of_memory
 from legroom.engine._sensitivity import CoarseningProbe, in_fine_form, measure_sensitivity
 from legroom.engine._snapshot import everything_put_back
 from legroom.engine._step_plan import cut_off, differentiated_outputs
@@ -200,7 +200,8 @@ class AccuracyCheck:
                 torch.manual_seed(seed)
                 began = time.perf_counter()
                 roots = list(differentiated_outputs(call(*args, **kwargs)))
-                torch.autograd.backward(roots, [_gradient_for(root, seed) for root in roots])
+                with backward_habit.like_the_loop():
+                    torch.autograd.backward(roots, [_gradient_for(root, seed) for root in roots])
                 found.append([param.grad for param in self._parameters])
                 self._run_s = time.perf_counter() - began  # the first one compiles, perhaps
         return found

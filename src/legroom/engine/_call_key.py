@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from legroom.capture import autocast_settings, backward_habit
+
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -64,8 +66,6 @@ def _settings(module: nn.Module) -> Iterator[Any]:
 
 
 def _autocast() -> tuple[Any, ...]:
-    return tuple(
-        (device, torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
-    )
+    """Where it is on, with whether backward will be under it too."""
+    settings = autocast_settings()
+    return (*settings, backward_habit.is_under_autocast) if settings else ()

@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from legroom.capture import Capture, capture_step
+from legroom.capture import Capture, backward_habit, capture_step
 from legroom.errors import InfeasibleBudgetError, InfeasibleError
 from legroom.plan import (
     Budget,
@@ -338,7 +338,8 @@ def made_up_step(
     def step() -> None:
         roots = list(differentiated_outputs(call(*args, **kwargs)))
         gradients = [None if root.numel() == 1 else torch.empty_like(root) for root in roots]
-        torch.autograd.backward(roots, gradients)
+        with backward_habit.like_the_loop():
+            torch.autograd.backward(roots, gradients)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

@@ -23,6 +23,7 @@ Note [Delivery].
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,11 +31,16 @@ from typing import Any
 
 import torch
 
-from legroom.capture import BackwardCall, nodes_behind, observe_backward
+from legroom.capture import BackwardCall, backward_habit, nodes_behind, observe_backward
 from legroom.errors import DoubleBackwardError, UnplannedGradientError
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _PIECE = "CompiledFunctionBackward"
+_UNDER_AUTOCAST = (
+    "backward() is called under autocast, which PyTorch advises against: this step's gradients are "
+    "rounded as outside of it, the next call is planned for inside"
+)
+_log = logging.getLogger("legroom")
 
 
 class BackwardGuard:
@@ -119,6 +125,8 @@ class BackwardGuard:
         if call.creates_graph:
             raise DoubleBackwardError
         self.num_backwards += 1
+        if backward_habit.note_backward():
+            _log.warning(_UNDER_AUTOCAST)
         if not call.accumulates or call.is_restricted or is_distributed():
             return frozenset()
         return frozenset(
