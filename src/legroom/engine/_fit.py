@@ -476,6 +476,18 @@ class Fitted:
             kind.compile(self)
             kind.measure_anew()
 
+    def compile_plainer(self, step_plan: StepPlan) -> bool:
+        """Compile with what takes less memory beside a plan; whether there is such a thing.
+
+        Raises:
+            TierSpaceError: See `PlannedKind.compile`.
+        """
+        if self._executor.plainer is None or not step_plan.programs:
+            return False
+        self._executor = self._executor.plainer
+        self.compile_again(step_plan)
+        return True
+
     def reserve(self, num_bytes: int) -> None:
         """Keep so much of the latest plan's budget free for what is not the step's; plan again.
 

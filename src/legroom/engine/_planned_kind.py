@@ -145,7 +145,7 @@ class PlannedKind:
             predicted_bytes=predicted,
         )
         if plan.replans >= MOST_REPLANS:
-            self._owner.refuse(self, too_much)
+            self._compile_plainer(too_much)
             return
         share = "" if plan.budget.num_bytes is not None else f", {plan.budget}"
         self._owner.say(
@@ -157,9 +157,16 @@ class PlannedKind:
             plan.tighten(reading.peak_bytes - predicted)
         except InfeasibleError as error:
             too_much.__cause__ = error
-            self._owner.refuse(self, too_much)
+            self._compile_plainer(too_much)
             return
         self._owner.compile_again(plan)
+
+    def _compile_plainer(self, too_much: BudgetExceededError) -> None:
+        """No other plan is left: only what the compiler itself takes can still be less."""
+        if self._owner.compile_plainer(self.step_plan):
+            self._owner.say("no other plan fits: compiling so that it takes less beside the plan")
+        else:
+            self._owner.refuse(self, too_much)
 
     def report(self, owner: Fitted) -> RunReport:
         """What was planned and measured."""

@@ -1,6 +1,7 @@
 """What runs a planned graph."""
 
 import contextlib
+import functools
 import importlib
 import warnings
 from types import SimpleNamespace
@@ -12,7 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import legroom
 from legroom.engine.graph import _executors, choose_executor
-from legroom.engine.graph._executors import _fusing_neighbours, view_or_copy
+from legroom.engine.graph._executors import (
+    _fusing_neighbours,
+    _inputs_as_they_lie,
+    view_or_copy,
+)
 from legroom.errors import InfeasibleBudgetError, UsageError
 from tests.unit.engine.training import check_same
 
@@ -22,7 +27,7 @@ def inductor():
     """Inductor's modules, which warn when they are imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        names = ("compile_fx", "config", "choices", "virtualized")
+        names = ("compile_fx", "config", "choices", "graph", "virtualized")
         return SimpleNamespace(
             **{name: importlib.import_module(f"torch._inductor.{name}") for name in names}
         )
@@ -266,3 +271,80 @@ def test_inductor_compiles_under_our_fake_rules(monkeypatch, inductor):
         inputs = [torch.empty(8, 16), torch.empty(2, 16, 16), torch.empty(2, dtype=torch.int32)]
     made = choose_executor("inductor", "rounding").compile(graph, inputs)
     assert grouped in [node.target for node in made.graph.nodes]
+
+
+def test_inductor_leaves_inputs_as_they_lie(monkeypatch, inductor):
+    lowering = inductor.graph.GraphLowering
+    nodes = list(fx.symbolic_trace(lambda value, weight: value * weight).graph.nodes)
+    monkeypatch.setattr(lowering, "find_nodes_prefer_channels_last", lambda self: set(nodes))
+    with _inputs_as_they_lie():
+        found = lowering.find_nodes_prefer_channels_last(None)
+        assert {node.op for node in found} == {"call_function", "output"}
+    assert lowering.find_nodes_prefer_channels_last(None) == set(nodes)
+
+
+class Convolutions(nn.Module):
+    """Weights that together are larger than what one of them is applied to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(96, 96, 3, padding=1), nn.ReLU()) for _ in range(8))
+        )
+
+    def forward(self, value):
+        return self.layers(value).square().mean()
+
+
+@pytest.mark.slow
+def test_convolutions_laid_out_anew_keep_no_copies_of_weights():
+    torch.manual_seed(0)
+    model, data = Convolutions(), torch.randn(32, 96, 12, 12)
+    weight_bytes = model.layers[0][0].weight.nbytes
+    fitted = legroom.fit(
+        model,
+        budget="95%",
+        exactness="rounding",
+        executor="inductor",
+        step=lambda: one_step(model, data),
+    )
+    for _ in range(4):
+        one_step(model, data)
+    report = fitted.report()
+    fitted.undo()
+    assert report.replans == 0
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes + 2 * weight_bytes
+
+
+def test_where_no_other_plan_fits_it_is_compiled_plainer(monkeypatch):
+    model, data = Convolutions(), torch.randn(16, 96, 12, 12)
+    run_eagerly = choose_executor("eager", "bitwise").compile
+
+    def wasteful(self, graph, inputs):
+        run = run_eagerly(graph, inputs)
+
+        def waste(args):
+            ballast = torch.empty(2**22) if self.plainer is not None else None
+            try:
+                return run(args)
+            finally:
+                del ballast
+
+        waste._boxed_call = True
+        return waste
+
+    monkeypatch.setattr(_executors.Inductor, "compile", wasteful)
+    said = []
+    monkeypatch.setattr(legroom.Fitted, "say", lambda self, text: said.append(text))
+    step = functools.partial(one_step, model, data)
+    floor_bytes = legroom.plan(step, points=0, exactness="rounding").floor_peak_bytes
+    fitted = legroom.fit(
+        model, budget=floor_bytes + 2**17, exactness="rounding", executor="inductor", step=step
+    )
+    for _ in range(6):
+        step()
+    report = fitted.report()
+    fitted.undo()
+    assert ["above the budget" in text for text in said] == [True, False]
+    assert "compiling so that it takes less" in said[1]
+    assert report.measured_peak_bytes <= report.budget_bytes

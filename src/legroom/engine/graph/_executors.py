@@ -27,6 +27,7 @@ class Executor(abc.ABC):
         can_deliver: Whether a graph may call functions of ours, in Python.
         is_compiler: Whether its kernels are others than plain PyTorch's.
         without: Names of ways that it cannot carry out.
+        plainer: What takes less memory beside a plan, and more time; None: nothing does.
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Executor(abc.ABC):
     can_deliver: ClassVar[bool]
     is_compiler: ClassVar[bool]
     without: ClassVar[tuple[str, ...]] = ()
+    plainer: Executor | None = None
 
     @abc.abstractmethod
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -79,7 +81,12 @@ class Eager(Executor):
 
 @final
 class Inductor(Executor):
-    """Kernels that Inductor fuses and compiles: other rounding than plain PyTorch."""
+    """Kernels that Inductor fuses and compiles: other rounding than plain PyTorch.
+
+    Args:
+        lays_out: Whether convolutions may have their channels last, which is faster on a CPU and
+            now and then takes a copy more than was planned.
+    """
 
     name = "inductor"
     exactness = Exactness.ROUNDING
@@ -87,6 +94,10 @@ class Inductor(Executor):
     is_compiler = True
     # It writes into memory again that it takes to be free, and so into what is still on its way.
     without = ("replay", "sparse", "host", "disk")
+
+    def __init__(self, *, lays_out: bool = True) -> None:
+        self._lays_out = lays_out
+        self.plainer = Inductor(lays_out=False) if lays_out else None
 
     def compile(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What Inductor makes of the graph, after its decompositions; random numbers are eager's.
@@ -104,12 +115,11 @@ class Inductor(Executor):
                 "torch._inductor.compile_fx.compile_fx_inner", tested=_TESTED
             ) from None
         # The plan has put everything in an order that keeps the peak low; Inductor's own is worse.
-        # Where it lays convolutions out anew, it keeps copies of their weights for backward.
         settings = config.patch(
-            fallback_random=True, reorder_for_peak_memory=False, layout_optimization=False
+            fallback_random=True, reorder_for_peak_memory=False, layout_optimization=self._lays_out
         )
         # Backward may be compiled when it first runs, outside of what a planned call opens.
-        with settings, _fusing_neighbours(), fake_rules():
+        with settings, _fusing_neighbours(), _inputs_as_they_lie(), fake_rules():
             table = {**select_decomp_table(), **FUNCTIONAL, **DECOMPOSITIONS}
             # Constants that decompositions make must have no memory either.
             with detect_fake_mode(inputs) or contextlib.nullcontext():
@@ -143,7 +153,7 @@ def _fusing_neighbours() -> Iterator[None]:
     class Neighbours(InductorChoices):
         def uuid(self) -> str:
             """What tells kernels in Inductor's cache from those fused otherwise."""
-            return f"legroom, neighbours within {_FARTHEST}"
+            return f"legroom, neighbours within {_FARTHEST}, inputs as they lie"
 
         @staticmethod
         def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
@@ -156,6 +166,35 @@ def _fusing_neighbours() -> Iterator[None]:
     # In this order: the handler that is put back is made from the setting, if there was none yet.
     with V.set_choices_handler(Neighbours()), config.patch(inductor_choices_class=Neighbours):
         yield
+
+
+@contextlib.contextmanager
+def _inputs_as_they_lie() -> Iterator[None]:
+    """Inductor lays out anew what a graph makes for convolutions, not what the graph is given.
+
+    By itself it begins with a copy of every weight, channels last, and hands that to backward in
+    place of the weight: so all copies are alive at the peak. Without, a convolution has its weight
+    copied when it runs.
+    """
+    try:
+        from torch._inductor.graph import GraphLowering
+
+        lowering: Any = GraphLowering
+        prefer = lowering.find_nodes_prefer_channels_last
+    except (ImportError, AttributeError):
+        raise TorchInterfaceError(
+            "torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last", tested=_TESTED
+        ) from None
+
+    def prefer_made(self: Any) -> Any:
+        found = prefer(self)
+        return type(found)(node for node in found if node.op != "placeholder")
+
+    lowering.find_nodes_prefer_channels_last = prefer_made
+    try:
+        yield
+    finally:
+        lowering.find_nodes_prefer_channels_last = prefer
 
 
 _EXECUTORS = {each.name: each for each in (Eager, Inductor)}
