@@ -196,21 +196,24 @@ class BudgetExceededError(LegroomError):
     Attributes:
         measured_bytes: The peak of the last measured step.
         predicted_bytes: What the plan at work predicts.
+        enough_bytes: A budget that the lowest plan would keep, with the difference added.
     """
 
-    def __init__(self, *, budget_bytes: int, measured_bytes: int, predicted_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(
+        self, *, budget_bytes: int, measured_bytes: int, predicted_bytes: int, enough_bytes: int
+    ) -> None:
+        self.budget_bytes, self.enough_bytes = budget_bytes, enough_bytes
         self.measured_bytes, self.predicted_bytes = measured_bytes, predicted_bytes
         super().__init__(
             f"a step peaks at {_in_mib(measured_bytes)}, above the budget of "
             f"{_in_mib(budget_bytes)}, with a plan that predicts {_in_mib(predicted_bytes)}.\n"
-            "  what lies outside the planned calls (a loss in the loop, code that was not "
-            "captured) takes the difference; it was set aside for the whole of the step.\n"
+            "  what lies outside the planned calls (a loss in the loop, kept outputs, code that is "
+            "not captured) takes the difference; it was set aside for the whole of the step.\n"
             "  `legroom plan` sees the whole step: where it finds a plan for this budget, "
             "legroom.fit with step= carries that out.\n"
-            "  try: legroom.fit with step=, a function that does one step of the loop; or on a "
-            "function that returns the loss; the loss inside the model's forward; "
-            "a larger budget; a smaller batch"
+            f"  try: a budget of at least {_enough(enough_bytes)}; legroom.fit with step=, a "
+            "function that does one step of the loop, or on a function that returns the loss; the "
+            "loss inside the model's forward; a smaller batch"
         )
 
 

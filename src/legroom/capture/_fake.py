@@ -83,6 +83,7 @@ class ExchangedState:
     def exchange(self, heap: Heap) -> Iterator[tuple[Kind, torch.Tensor]]:
         """Put fakes behind everything that training changes; yields each, with what it is."""
         torch.clear_autocast_cache()  # it refers to weights weakly: they could not be exchanged
+        self._restore_containers.append(_leave_fast_path())
         for owner in (*heap.modules, *heap.optimizers, *heap.helpers):
             self._restore_containers.append(_remember(vars(owner), _DEPTH))
         state = {
@@ -200,6 +201,21 @@ def _items(container: Any) -> list[int]:
 def _is_container(item: object) -> bool:
     kinds = (dict, list, collections.OrderedDict, collections.defaultdict, collections.deque)
     return type(item) in kinds and len(item) < _LONGEST  # type: ignore[arg-type]
+
+
+def _leave_fast_path() -> Callable[[], None]:
+    """Keep nn.TransformerEncoder from nested tensors, which have no fakes; puts that back.
+
+    It takes them where it evaluates, as a script may between two steps.
+    """
+    mha: Any = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+
+    def restore() -> None:
+        mha.set_fastpath_enabled(before)
+
+    return restore
 
 
 def _remember_random() -> Callable[[], None]:

@@ -8,7 +8,7 @@ from legroom.cli._options import html_option, rows_option
 from legroom.cli._output import Output, open_console
 from legroom.engine import RunReport, Verification
 from legroom.errors import UsageError
-from legroom.report import load_report, print_run, print_verification
+from legroom.report import load_report, print_report
 
 
 @click.command(
@@ -33,8 +33,4 @@ def show_command(*, html_path: str | None, rows: int, file: str) -> None:
         return
     if html_path is not None:
         raise UsageError("there is a page of profiles and plans only; leave --html out")
-    console = open_console()
-    if isinstance(result, RunReport):
-        print_run(result, console)
-    else:
-        print_verification(result, console, num_rows=rows)
+    print_report(result, open_console(), num_rows=rows)

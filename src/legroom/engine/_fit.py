@@ -244,12 +244,22 @@ class Fitted:
     def report(self) -> RunReport:
         """What was planned and what was measured so far.
 
+        Of several kinds of call it is the one that takes most: not the last, smaller batch.
+
         Raises:
             UsageError: There was no call with gradients yet, so nothing is planned.
         """
         if self._latest is None:
             raise UsageError("nothing is planned before the first call with gradients")
-        return self._latest.report(self)
+        kinds = [self._latest, *self._kinds]
+        largest: PlannedKind = max(kinds, key=lambda kind: kind.step_plan.plain_peak_bytes)
+        return largest.report(self)
+
+    @property
+    def latest_shapes(self) -> str:
+        """Of the arguments of the latest call that was planned, for people."""
+        key = self._latest.key if self._latest is not None else None
+        return key.in_words if key is not None else "smaller ones"
 
     def undo(self) -> None:
         """Leave the target as it was; its calls are plain again. Safe to call twice."""

@@ -87,17 +87,14 @@ class ModelLimit:
             InfeasibleError: No plan fits what is left.
         """
         grown_bytes = max(0, _checked_data_bytes() - self._before_bytes - _tensor_bytes())
-        room_bytes = int(_GROWTH * grown_bytes) + _USUAL_ROOM_BYTES
+        budget_bytes = fitted.report().budget_bytes
         try:
-            fitted.reserve(room_bytes)
+            fitted.reserve(int(_GROWTH * grown_bytes) + _USUAL_ROOM_BYTES)
         except InfeasibleBudgetError as error:
-            most_bytes = fitted.report().budget_bytes - error.floor_bytes
-            if most_bytes < grown_bytes + _LEAST_ROOM_BYTES:
-                error.args = (
-                    f"with {format_bytes(room_bytes)} of the budget kept free for the process "
-                    f"itself, because it is limited: {error}",
-                )
-                raise
+            most_bytes = budget_bytes - error.floor_bytes
+            least_bytes = grown_bytes + _LEAST_ROOM_BYTES
+            if most_bytes < least_bytes:
+                raise _beside_itself(error, budget_bytes, least_bytes) from None
             fitted.reserve(most_bytes)
 
     def lift(self) -> None:
@@ -108,6 +105,24 @@ class ModelLimit:
         self._before_bytes = _checked_data_bytes()
         if self._known_bytes is not None:
             self.apply(self._known_bytes)
+
+
+def _beside_itself(
+    error: InfeasibleBudgetError, budget_bytes: int, room_bytes: int
+) -> InfeasibleBudgetError:
+    """The error in terms of the whole limit, of which so much is the process's own."""
+    whole = InfeasibleBudgetError(
+        budget_bytes=budget_bytes,
+        floor_bytes=error.floor_bytes,
+        largest=error.largest,
+        remedies=error.remedies,
+        room_bytes=room_bytes + error.enough_bytes - error.floor_bytes,
+    )
+    whole.args = (
+        f"with {format_bytes(room_bytes)} of the budget kept free for the process itself, because "
+        f"it is limited: {whole}",
+    )
+    return whole
 
 
 def _checked_data_bytes() -> int:

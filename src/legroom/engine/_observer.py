@@ -17,4 +17,4 @@ class FitObserver:
         return contextlib.nullcontext()
 
     def planned(self, fitted: Fitted) -> None:
-        """A new kind of call is planned and about to run; `fitted.report()` says how."""
+        """A new kind of call is planned and about to run; `fitted.plan` says how."""

@@ -143,6 +143,7 @@ class PlannedKind:
             budget_bytes=plan.budget_bytes,
             measured_bytes=reading.peak_bytes,
             predicted_bytes=predicted,
+            enough_bytes=plan.enough_bytes,
         )
         if plan.replans >= MOST_REPLANS:
             self._compile_plainer(too_much)

@@ -227,13 +227,16 @@ class FittedScript:
             if self._limit is not None:
                 self._limit.make_room(fitted)
             report = replace(fitted.report(), model=name)
-            if name not in self._promises:
+            known = self._promises.get(name)
+            if known is None:
                 self._on_event(RunEvent("planned", report))
             else:
-                self._on_event(
-                    RunEvent("note", text=f"{name}: planned for other shapes or numbers as well")
+                text = f"{name}: planned for calls with {fitted.latest_shapes} as well"
+                self._on_event(RunEvent("note", text=text))
+            if known is None or report.plain_peak_bytes > known.plain_peak_bytes:
+                self._promises[name] = _Promise(
+                    self._num_steps, report.replans, report.plain_peak_bytes
                 )
-            self._promises[name] = _Promise(self._num_steps, report.replans)
             if self._limit is not None:
                 self._limit.apply(report.budget_bytes)
 
@@ -336,7 +339,7 @@ def check_budget(budget: str | int | None) -> None:
         raise UsageError(
             "say how much memory there is: --budget 6GiB, --budget 50% (of the plain step's peak), "
             "--activations 50% (state plus half of the rest); or how much forward may leave for "
-            "backward: --stash 25%"
+            "backward: --stash 25%. Before the script's name: what comes after it is the script's"
         )
 
 
@@ -363,10 +366,12 @@ class _Promise:
 
     Attributes:
         since: Steps that had ended when the plan was made.
+        plain_peak_bytes: Of the call that it was made for: a smaller one is not told of.
     """
 
     since: int
     replans: int
+    plain_peak_bytes: int
     is_kept: bool = False
 
 

@@ -94,6 +94,12 @@ class StepPlan:
         saves = self.plan.predicted_peak_bytes < self.planner.plain.peak_bytes
         return 0 if saves else _slack_within(self.budget_bytes)
 
+    @property
+    def enough_bytes(self) -> int:
+        """A budget that the lowest plan keeps, beside what was measured outside of it."""
+        floor_bytes = self.planner.floor_bytes
+        return floor_bytes + self.outside_bytes + _room_above(floor_bytes)
+
     def note_outside(self, excess_bytes: int) -> None:
         """So much more was measured than predicted: a share is now of a larger peak."""
         self.outside_bytes = max(self.outside_bytes, excess_bytes)

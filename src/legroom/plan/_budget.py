@@ -151,7 +151,8 @@ def _parse_size(value: str | int, what: str, forms: str) -> int:
     if isinstance(value, str) and value.strip()[-1].isdecimal() and count < _LEAST_WITHOUT_UNIT:
         number = value.strip()
         raise UsageError(
-            f"{what} {value!r} is {count} bytes; did you mean '{number}%' or '{number}MiB'?"
+            f"{what} {value!r} is {count} bytes; did you mean "
+            f"'{number}%', '{number}MiB' or '{number}GiB'?"
             if count <= 100
             else f"{what} {value!r} is {count} bytes; did you mean '{number}MiB'?"
         )

@@ -12,6 +12,7 @@ from legroom.plan import PlanReport
 from legroom.saved import load_json, schema_of
 
 Reportable = Profile | PlanReport
+Showable = Reportable | RunReport | Verification
 
 
 def data_of(value: Reportable) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def data_of(value: Reportable) -> dict[str, Any]:
     return value.to_dict() if isinstance(value, PlanReport) else value.to_json()
 
 
-def load_report(path: str | Path) -> Reportable | RunReport | Verification:
+def load_report(path: str | Path) -> Showable:
     """Read what `--json FILE` wrote, as its schema says.
 
     Raises:

@@ -7,21 +7,25 @@ import sys
 
 from rich.console import Console
 
+from legroom.engine import RunReport, Verification
 from legroom.plan import PlanReport
 from legroom.report._html import render_html
 from legroom.report._plan_text import print_plan
-from legroom.report._reportable import Reportable
+from legroom.report._reportable import Showable
+from legroom.report._run_text import print_run
 from legroom.report._text import print_profile
+from legroom.report._verify_text import print_verification
 
 
-def show(value: Reportable, *, height_px: int = 900) -> None:
-    """Show a profile or a plan where the user is: a page in a notebook, else tables on stdout.
+def show(value: Showable, *, height_px: int = 900) -> None:
+    """Show what was found where the user is: a page in a notebook, else tables on stdout.
 
     Args:
-        value: What `legroom.profile` or `legroom.plan` returned.
+        value: What `legroom.profile`, `legroom.plan`, `legroom.verify` or a fitted target's
+            `report()` returned. Of the latter two there are tables only.
         height_px: Height of the page in a notebook.
     """
-    if _in_notebook():
+    if _in_notebook() and not isinstance(value, RunReport | Verification):
         from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
 
         page = html.escape(render_html(value), quote=True)
@@ -31,9 +35,13 @@ def show(value: Reportable, *, height_px: int = 900) -> None:
     print_report(value, Console())
 
 
-def print_report(value: Reportable, console: Console, *, num_rows: int = 10) -> None:
-    """Print a profile or a plan; `num_rows` bounds its tables."""
-    if isinstance(value, PlanReport):
+def print_report(value: Showable, console: Console, *, num_rows: int = 10) -> None:
+    """Print it as tables, which `num_rows` bounds."""
+    if isinstance(value, RunReport):
+        print_run(value, console)
+    elif isinstance(value, Verification):
+        print_verification(value, console, num_rows=num_rows)
+    elif isinstance(value, PlanReport):
         print_plan(value, console, num_rows=num_rows)
     else:
         print_profile(value, console, num_rows=num_rows)

@@ -468,6 +468,26 @@ def test_double_backward_stays_as_it_is():
     assert "aten.addmm.default" in {op.name for op in outside}
 
 
+def test_evaluating_in_between_needs_no_nested_tensors():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[:, 4:] = True
+
+    def step():
+        net.eval()
+        with torch.no_grad():
+            net(torch.randn(2, 6, 8), src_key_padding_mask=padding)
+        net.train()
+        net(torch.randn(2, 6, 8), src_key_padding_mask=padding).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert capture_step(step).planned.operations
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_two_models_have_two_names():
     first, second = mlp(), nn.Linear(4, 2)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)

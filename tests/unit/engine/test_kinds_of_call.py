@@ -46,6 +46,9 @@ def test_smaller_last_batch_has_the_budget_of_the_others(options):
     assert kinds[1].budget_bytes == kinds[0].budget_bytes
     assert kinds[1].plan.added_ms == 0  # it fits as it is
     assert said == []
+    report = handle.report()  # not of the last batch
+    assert report.plain_peak_bytes == kinds[0].plain_peak_bytes
+    assert report.ways
 
 
 def test_a_share_is_of_the_largest_step():
@@ -134,8 +137,14 @@ def test_a_loss_in_the_loop_that_does_not_fit_says_what_sees_it():
     step()
     budget = legroom.plan(step, budget="floor", points=0).chosen.predicted_peak_bytes + 2**18
     handle = legroom.fit(model, budget=budget, optimizer=optimizer)
-    with pytest.raises(BudgetExceededError, match="`legroom plan` sees the whole step"):
+    with pytest.raises(BudgetExceededError, match="`legroom plan` sees the whole step") as caught:
         train_on(6)
+    handle.undo()
+    enough = caught.value.enough_bytes
+    assert f"a budget of at least {enough / 2**20:.0f}"[:-1] in str(caught.value)
+    handle = legroom.fit(model, budget=enough, optimizer=optimizer)
+    train_on(6)
+    assert budget < handle.report().measured_peak_bytes <= enough
     handle.undo()
     handle = legroom.fit(model, budget=budget, optimizer=optimizer, step=step)
     train_on(4)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from legroom.engine import _limit
-from legroom.errors import UsageError
+from legroom.engine import _limit, _model_limit
+from legroom.errors import InfeasibleBudgetError, UsageError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is held so on Linux only")
 
@@ -137,3 +137,13 @@ def test_systems_without_proc_are_told(monkeypatch):
     with pytest.raises(UsageError, match=r"needs Linux's /proc/self/status"):
         with _limit.limit_process(2**20):
             pass
+
+
+def test_a_budget_within_the_limit_that_does_not_fit_names_one_that_does():
+    inside = InfeasibleBudgetError(budget_bytes=-41 * 2**20, floor_bytes=78 * 2**20)
+    error = _model_limit._beside_itself(inside, 100 * 2**20, 45 * 2**20)
+    assert error.budget_bytes == 100 * 2**20
+    assert error.enough_bytes == 123 * 2**20
+    assert "45.0 MiB of the budget kept free for the process itself" in str(error)
+    assert "no plan fits 100.00 MiB" in str(error)
+    assert "a budget of at least 123.0MiB" in str(error)

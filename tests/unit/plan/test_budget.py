@@ -49,7 +49,9 @@ def test_budgets_of_nothing_are_refused(value):
 
 @pytest.mark.parametrize("parse", [parse_budget, parse_stash])
 def test_a_number_that_lacks_its_unit_is_refused(parse):
-    with pytest.raises(UsageError, match=r"'50' is 50 bytes; did you mean '50%' or '50MiB'\?$"):
+    with pytest.raises(
+        UsageError, match=r"'50' is 50 bytes; did you mean '50%', '50MiB' or '50GiB'\?$"
+    ):
         parse("50")
     with pytest.raises(UsageError, match=r"' 500' is 500 bytes; did you mean '500MiB'\?$"):
         parse(" 500")

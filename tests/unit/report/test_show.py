@@ -38,3 +38,14 @@ def test_a_notebook_gets_the_page_in_a_frame(monkeypatch, capsys):
     assert "height:500px" in frame
     assert "legroom-data" in frame
     assert capsys.readouterr().out == ""
+
+
+def test_what_came_of_a_run_is_shown_too(capsys):
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    fitted = legroom.fit(net, budget="90%")
+    for _ in range(4):
+        net(torch.randn(256, 64)).sum().backward()
+        net.zero_grad()
+    legroom.show(fitted.report())
+    fitted.undo()
+    assert "the plain step peaks at" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import final
@@ -11,6 +12,7 @@ from legroom.meter.findings._base import AbstractFinder, lives_at
 
 _HELD_SHARE = 0.8
 """Without a graph an activation dies once the next one is made; with one they all stay."""
+_WHOLE_SHARE = 0.5
 
 
 @final
@@ -37,7 +39,13 @@ class ThrownAwayGraph(AbstractFinder):
             if tensor.kind == "temporaries_forward" and tensor.module and _made(tensor) in twins:
                 calls[times[_made(tensor)]].append(tensor)
                 times[_made(tensor)] += 1
-        thrown = [tensor for call in calls.values() if _is_held(call) for tensor in call]
+        modules = {str(tensor.module) for tensor in profile.tensors if _made(tensor) in twins}
+        thrown = [
+            tensor
+            for call in calls.values()
+            if _is_held(call) and _is_whole(call, modules)
+            for tensor in call
+        ]
         return self.report(
             profile,
             thrown,
@@ -47,6 +55,19 @@ class ThrownAwayGraph(AbstractFinder):
 
 def _made(tensor: TensorUse) -> tuple[object, ...]:
     return (tensor.operation, tensor.kernel, tensor.module, tensor.shape, tensor.dtype)
+
+
+def _is_whole(call: list[TensorUse], modules: set[str]) -> bool:
+    """Whether most modules took part that do in earnest, within what the call is of.
+
+    What a few modules make twice, a cache of keys and values among it, is no second pass.
+    """
+    made_in = {str(tensor.module) for tensor in call}
+    parts = zip(*(name.split(".") for name in made_in), strict=False)
+    num_common = len(list(itertools.takewhile(lambda each: len(set(each)) == 1, parts)))
+    common = next(iter(made_in)).split(".")[:num_common]
+    inside = [name for name in modules if name.split(".")[:num_common] == common]
+    return len(made_in) >= _WHOLE_SHARE * len(inside)
 
 
 def _is_held(call: list[TensorUse]) -> bool:

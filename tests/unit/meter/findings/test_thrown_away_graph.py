@@ -1,10 +1,14 @@
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from legroom.meter.findings._thrown_away_graph import _is_whole
+
 ROWS, WIDTH = 64, 32
+SIDES, PARTS = ("encoder", "decoder"), ("attention", "mlp")
 X = torch.randn(ROWS, WIDTH)
 
 
@@ -46,3 +50,19 @@ def test_two_calls_in_one_loss_are_fine(find_in, train):
         return (model(X) - model(-X)).square().mean()
 
     assert "thrown-away-graph" not in find_in(train(model, loss))
+
+
+@pytest.mark.parametrize(
+    ("made_in", "is_whole"),
+    [
+        # A cache of keys and values: what some modules make twice is no second pass.
+        (["decoder.0.attention", "decoder.1.attention", "encoder.norm"], False),
+        (["encoder.0.attention", "encoder.0.mlp", "encoder.norm"], True),
+        ([f"decoder.{number}.{part}" for number in range(4) for part in PARTS], True),
+    ],
+)
+def test_a_second_pass_goes_through_most_modules(made_in, is_whole):
+    layers = [f"{side}.{number}.{part}" for side in SIDES for number in range(4) for part in PARTS]
+    modules = {*layers[:2], "encoder.norm", *(each for each in layers if "decoder" in each)}
+    call = [SimpleNamespace(module=name) for name in made_in]
+    assert _is_whole(call, modules) == is_whole
