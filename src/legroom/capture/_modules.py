@@ -179,7 +179,7 @@ class ModuleWatch:
 
     def _why_not(self) -> str:
         if self.is_in_backward:
-            return "it is called during the backward pass, as by reentrant checkpointing"
+            return "it is called during the backward pass, as by checkpointing"
         if not torch.is_grad_enabled():
             return "it runs without gradients"
         if saving_is_hooked():

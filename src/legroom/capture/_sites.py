@@ -132,8 +132,9 @@ def is_user_code(filename: str) -> bool:
 
 def _rank_of(filename: str) -> int:
     if filename.startswith("<"):
-        # <frozen runpy>, but also <string> and notebook cells (<ipython-input-3-…>).
-        return _PLUMBING if filename.startswith("<frozen") else _USER
+        # <frozen runpy> and what fx has generated (<eval_with_key>.12), but also <string> and
+        # notebook cells (<ipython-input-3-…>).
+        return _PLUMBING if filename.startswith(("<frozen", "<eval_with_key>")) else _USER
     if filename.startswith((_TORCH, _LEGROOM)):
         return _PLUMBING
     if any(part in filename for part in _SITE_PACKAGES):

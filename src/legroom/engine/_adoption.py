@@ -235,7 +235,7 @@ def _trains(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _why_not() -> str:
     if is_in_backward():
-        return "called during a backward pass, as by reentrant checkpointing"
+        return "called during a backward pass, as by checkpointing"
     if saving_is_hooked():
         return "called under saved-tensor hooks, as by torch.utils.checkpoint"
     return ""

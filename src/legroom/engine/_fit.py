@@ -352,7 +352,7 @@ class Fitted:
         if torch.compiler.is_compiling():
             return "calls inside somebody else's compilation"
         if is_in_backward():
-            return "calls during a backward pass, as by reentrant checkpointing"
+            return "calls during a backward pass, as by checkpointing"
         if saving_is_hooked():
             return "calls under saved-tensor hooks, as by torch.utils.checkpoint"
         if is_in_transform():

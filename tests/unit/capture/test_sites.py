@@ -41,3 +41,4 @@ def test_installed_models_are_model_code_but_not_the_users():
 def test_notebook_cells_are_the_users():
     assert is_user_code("<ipython-input-3-abc>")
     assert not is_model_code("<frozen runpy>")
+    assert not is_user_code("<eval_with_key>.12")
