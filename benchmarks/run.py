@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from legroom.errors import UnknownNameError
 
 RESULTS = Path(__file__).parent / "results"
 _ALL = "all"
+_PLACES = ("--folder", "--store")
 _DEPENDS_ON = ("src/legroom", "benchmarks/cases", "benchmarks/peers")
 """What a measurement is undone by, beside the modules in this folder."""
 
@@ -172,6 +174,17 @@ def _answer(theme: Theme, store: Store, *arguments: str) -> dict[str, Any]:
     return dict(answer)
 
 
+def command_of(arguments: list[str]) -> str:
+    """What to type for the same measurements: without the places on this machine."""
+    kept, is_place = [], False
+    for each in arguments:
+        name = each.partition("=")[0]
+        if not is_place and name not in _PLACES:
+            kept.append(shlex.quote(each))
+        is_place = each in _PLACES
+    return " ".join(["python -m benchmarks.run", *kept])
+
+
 def _about() -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
@@ -183,7 +196,7 @@ def _about() -> dict[str, Any]:
     return {
         "date": f"{datetime.date.today():%Y-%m-%d}",
         "commit": commit.stdout.strip(),
-        "command": " ".join(["python -m benchmarks.run", *sys.argv[1:]]),
+        "command": command_of(sys.argv[1:]),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",

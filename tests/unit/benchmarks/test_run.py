@@ -65,3 +65,16 @@ def test_quick_contest_writes_three_files(
     )
     assert written == ["contest-quick.html", "contest-quick.json", "contest-quick.md"]
     assert "12/12 contest, gpt2, rounding inductor 1 (" in capsys.readouterr().out
+
+
+def test_a_command_names_no_places_of_a_machine() -> None:
+    arguments = [
+        "reach",
+        "--folder",
+        "some/where",
+        "--parts",
+        "batch lossy",
+        "--store=else",
+        "--add",
+    ]
+    assert run.command_of(arguments) == "python -m benchmarks.run reach --parts 'batch lossy' --add"
