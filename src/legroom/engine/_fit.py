@@ -244,7 +244,8 @@ class Fitted:
     def report(self) -> RunReport:
         """What was planned and what was measured so far.
 
-        Of several kinds of call it is the one that takes most: not the last, smaller batch.
+        Of several kinds of call it is the one that takes most, not the last, smaller batch; one
+        that was measured, if any was.
 
         Raises:
             UsageError: There was no call with gradients yet, so nothing is planned.
@@ -252,8 +253,16 @@ class Fitted:
         if self._latest is None:
             raise UsageError("nothing is planned before the first call with gradients")
         kinds = [self._latest, *self._kinds]
-        largest: PlannedKind = max(kinds, key=lambda kind: kind.step_plan.plain_peak_bytes)
+        measured = [kind for kind in kinds if kind.measured_peak_bytes is not None]
+        largest: PlannedKind = max(
+            measured or kinds, key=lambda kind: kind.step_plan.plain_peak_bytes
+        )
         return largest.report(self)
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        """The highest of all kinds of call, as it is; 0 before the first."""
+        return max((kind.step_plan.plain_peak_bytes for kind in self._kinds), default=0)
 
     @property
     def latest_shapes(self) -> str:

@@ -233,9 +233,9 @@ class FittedScript:
             else:
                 text = f"{name}: planned for calls with {fitted.latest_shapes} as well"
                 self._on_event(RunEvent("note", text=text))
-            if known is None or report.plain_peak_bytes > known.plain_peak_bytes:
+            if known is None or fitted.plain_peak_bytes > known.plain_peak_bytes:
                 self._promises[name] = _Promise(
-                    self._num_steps, report.replans, report.plain_peak_bytes
+                    self._num_steps, report.replans, fitted.plain_peak_bytes
                 )
             if self._limit is not None:
                 self._limit.apply(report.budget_bytes)

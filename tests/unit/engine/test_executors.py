@@ -283,6 +283,23 @@ def test_inductor_leaves_inputs_as_they_lie(monkeypatch, inductor):
     assert lowering.find_nodes_prefer_channels_last(None) == set(nodes)
 
 
+@pytest.mark.parametrize(
+    ("operations", "expected"),
+    [
+        (["convolution", "convolution", "addmm"], True),
+        (["convolution_backward", "relu"], True),
+        (["convolution", "convolution", "native_group_norm"], False),
+        (["convolution", "addmm", "addmm"], False),
+        (["mm"], False),
+    ],
+)
+def test_only_what_is_convolutional_is_laid_out_anew(operations, expected):
+    graph = fx.Graph()
+    for name in operations:
+        graph.call_function(getattr(torch.ops.aten, name).default)
+    assert _executors._is_convolutional(graph) == expected
+
+
 class Convolutions(nn.Module):
     """Weights that together are larger than what one of them is applied to."""
 
