@@ -86,8 +86,11 @@ def dynamo_settings() -> Iterator[None]:
         allow_rnn=True,
         skip_nnmodule_hook_guards=False,
     )
+    # Compiled when it first runs, a backward with constants cannot be copied while fakes are about.
     traced = torch._functorch.config.patch(
-        donated_buffer=False, backward_pass_autocast=backward_habit.setting
+        donated_buffer=False,
+        backward_pass_autocast=backward_habit.setting,
+        force_non_lazy_backward_lowering=True,
     )
     with settings, traced, same_path_as_eager():
         yield

@@ -488,6 +488,24 @@ def test_evaluating_in_between_needs_no_nested_tensors():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+class Scaled(nn.Module):
+    """Backward reads a tensor that is made of numbers, and lies in its graph as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, value):
+        return checkpoint(self.scaled, value, use_reentrant=False)
+
+    def scaled(self, value):
+        return self.linear(value) / torch.sqrt(torch.tensor(value.size(-1), dtype=torch.float))
+
+
+def test_backward_may_read_constants():
+    assert capture_of(Scaled()).planned.operations
+
+
 def test_two_models_have_two_names():
     first, second = mlp(), nn.Linear(4, 2)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
