@@ -517,6 +517,11 @@ class Fitted:
             self._latest.step_plan.reserve(num_bytes)
             self.compile_again(self._latest.step_plan)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What is kept free of the latest plan's budget."""
+        return 0 if self._latest is None else self._latest.step_plan.reserved_bytes
+
     def refuse(self, kind: PlannedKind, error: LegroomError) -> None:
         """A kind of call cannot be kept within the budget.
 

@@ -83,18 +83,22 @@ class ModelLimit:
     def make_room(self, fitted: Fitted) -> None:
         """Plan again with what the process itself takes kept free; see Note [Model limit], rule 2.
 
+        Once for each plan: having planned again is told like any other plan.
+
         Raises:
             InfeasibleError: No plan fits what is left.
         """
+        if fitted.reserved_bytes >= _LEAST_ROOM_BYTES:
+            return
         grown_bytes = max(0, _checked_data_bytes() - self._before_bytes - _tensor_bytes())
         budget_bytes = fitted.report().budget_bytes
+        room_bytes = int(_GROWTH * grown_bytes) + _USUAL_ROOM_BYTES
         try:
-            fitted.reserve(int(_GROWTH * grown_bytes) + _USUAL_ROOM_BYTES)
+            fitted.reserve(room_bytes)
         except InfeasibleBudgetError as error:
             most_bytes = budget_bytes - error.floor_bytes
-            least_bytes = grown_bytes + _LEAST_ROOM_BYTES
-            if most_bytes < least_bytes:
-                raise _beside_itself(error, budget_bytes, least_bytes) from None
+            if most_bytes < grown_bytes + _LEAST_ROOM_BYTES:
+                raise _of_whole_limit(error, budget_bytes, room_bytes) from None
             fitted.reserve(most_bytes)
 
     def lift(self) -> None:
@@ -107,7 +111,7 @@ class ModelLimit:
             self.apply(self._known_bytes)
 
 
-def _beside_itself(
+def _of_whole_limit(
     error: InfeasibleBudgetError, budget_bytes: int, room_bytes: int
 ) -> InfeasibleBudgetError:
     """The error in terms of the whole limit, of which so much is the process's own."""

@@ -9,7 +9,7 @@ number for each tensor, by which the planner allocates bits. See Note [Sensitivi
 #    once more for each tensor, with that one in its coarsest form on its way back. What the square
 #    of the gradients' error grows by is that tensor's share.
 # 2. Each such run is a step. Of many tensors, neighbours of the same size are measured together: of
-#    so many that training begins after a minute or two, also where a step takes long.
+#    so many that all runs together take `_MEASURING_S`, though never fewer than a few runs.
 # 3. What is too little to be measured counts a little: a byte is better spent there than nowhere.
 
 from __future__ import annotations

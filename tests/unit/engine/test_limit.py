@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from legroom.engine import _limit, _model_limit
 from legroom.errors import InfeasibleBudgetError, UsageError
+from legroom.plan import PlanOptions
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is held so on Linux only")
 
@@ -141,9 +143,29 @@ def test_systems_without_proc_are_told(monkeypatch):
 
 def test_a_budget_within_the_limit_that_does_not_fit_names_one_that_does():
     inside = InfeasibleBudgetError(budget_bytes=-41 * 2**20, floor_bytes=78 * 2**20)
-    error = _model_limit._beside_itself(inside, 100 * 2**20, 45 * 2**20)
+    error = _model_limit._of_whole_limit(inside, 100 * 2**20, 45 * 2**20)
     assert error.budget_bytes == 100 * 2**20
     assert error.enough_bytes == 123 * 2**20
     assert "45.0 MiB of the budget kept free for the process itself" in str(error)
     assert "no plan fits 100.00 MiB" in str(error)
     assert "a budget of at least 123.0MiB" in str(error)
+
+
+def test_room_is_made_once_for_a_plan(monkeypatch):
+    monkeypatch.setattr(_model_limit, "_checked_data_bytes", lambda: 2**30)
+    monkeypatch.setattr(_model_limit, "_tensor_bytes", lambda: 2**30)
+
+    class Planned:
+        reserved_bytes = 0
+
+        def report(self):
+            return SimpleNamespace(budget_bytes=2**30)
+
+        def reserve(self, num_bytes):
+            self.reserved_bytes += num_bytes
+
+    planned = Planned()
+    limit = _model_limit.ModelLimit(PlanOptions(budget="1GiB"))
+    limit.make_room(planned)
+    limit.make_room(planned)  # as after planning again
+    assert planned.reserved_bytes == 96 * 2**20

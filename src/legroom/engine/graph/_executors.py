@@ -121,7 +121,7 @@ class Inductor(Executor):
             reorder_for_peak_memory=False,
             layout_optimization=self._lays_out and _is_convolutional(graph.graph),
         )
-        # Backward may be compiled when it first runs, outside of what a planned call opens.
+        # What a planned call opens is not relied on: somebody may compile outside of one.
         with settings, _fusing_neighbours(), _inputs_as_they_lie(), fake_rules():
             table = {**select_decomp_table(), **FUNCTIONAL, **DECOMPOSITIONS}
             # Constants that decompositions make must have no memory either.
@@ -175,7 +175,7 @@ def _is_convolutional(graph: fx.Graph) -> bool:
     """Whether what convolutions make is read as images are: by elements, and by channels.
 
     Channels last, a group norm or an attention needs copies of its inputs: a U-Net for diffusion
-    takes a fifth longer, and a ViT, of which one layer is a convolution, is none faster.
+    took a fifth longer, and a ViT, of which one layer is a convolution, took more than planned.
     """
     aten: Any = torch.ops.aten
     counts = Counter(node.target for node in graph.nodes if node.op == "call_function")

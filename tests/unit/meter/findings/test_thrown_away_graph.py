@@ -66,3 +66,21 @@ def test_a_second_pass_goes_through_most_modules(made_in, is_whole):
     modules = {*layers[:2], "encoder.norm", *(each for each in layers if "decoder" in each)}
     call = [SimpleNamespace(module=name) for name in made_in]
     assert _is_whole(call, modules) == is_whole
+
+
+def test_the_cache_of_a_model_is_no_second_pass(find_in):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=100, d_model=96, d_kv=32, d_ff=128, num_layers=3, num_heads=6,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tokens = torch.randint(2, 100, (8, 128))
+
+    def step():
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens[:, :48].clone()).loss.backward()
+        optimizer.step()
+
+    assert "thrown-away-graph" not in find_in(step)
