@@ -41,8 +41,8 @@ _PLANNING = (
     click.option(
         "--activations",
         metavar="SHARE",
-        help="The same, said otherwise: weights, gradients and optimizer state plus this share of "
-        "the rest, as 50%.",
+        help="The same, said otherwise: weights, gradients, optimizer state and what the step does "
+        "not touch, plus this share of the rest, as 50%.",
     ),
     click.option(
         "--stash",

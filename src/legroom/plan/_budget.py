@@ -31,8 +31,8 @@ class Budget:
     Attributes:
         num_bytes: The bound itself.
         share: Of the plain step's peak, above 0 and at most 1.
-        spares_state: Whether the share is of what lies above the state: state plus that share of
-            the rest.
+        spares_state: Whether the share is of what the step holds beside what stays without it,
+            state above all: what stays plus that share of the rest.
         is_free: Whether it is the lowest that a plan reaches with 2 % more time at most.
         is_floor: Whether it is the lowest that a plan reaches at all.
     """
@@ -43,12 +43,12 @@ class Budget:
     is_free: bool = False
     is_floor: bool = False
 
-    def resolve(self, plain_peak_bytes: int, state_bytes: int) -> int:
-        """The bound in bytes for a step with this plain peak and state."""
+    def resolve(self, plain_peak_bytes: int, staying_bytes: int) -> int:
+        """The bound in bytes for a step with this plain peak, so much of which stays."""
         if self.share is None:
             assert self.num_bytes is not None, "bug in legroom: a budget that only a planner knows"
             return self.num_bytes
-        base = min(state_bytes, plain_peak_bytes) if self.spares_state else 0
+        base = min(staying_bytes, plain_peak_bytes) if self.spares_state else 0
         return base + int(self.share * (plain_peak_bytes - base))
 
     def __str__(self) -> str:

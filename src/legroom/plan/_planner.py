@@ -41,6 +41,7 @@ class PlainStep:
 
     Attributes:
         state_bytes: Weights, gradients and optimizer state, the largest that they are together.
+        beside_bytes: Alive all along and touched by no operation: a data set, another model.
         stash_bytes: The most that forward leaves for backward.
         phase_peaks: The peak of each phase.
         kinds: What is alive at the peak.
@@ -48,9 +49,15 @@ class PlainStep:
 
     peak_bytes: int
     state_bytes: int
+    beside_bytes: int
     stash_bytes: int
     phase_peaks: dict[str, int]
     kinds: dict[Kind, int]
+
+    @property
+    def staying_bytes(self) -> int:
+        """What is there with or without activations, so that a share of them leaves it whole."""
+        return self.state_bytes + self.beside_bytes
 
 
 def simulate_plain(graph: Graph) -> PlainStep:
@@ -58,7 +65,7 @@ def simulate_plain(graph: Graph) -> PlainStep:
     problem = build_problem(graph, ())
     during = problem.base_during
     if not during:
-        return PlainStep(0, 0, 0, {}, {})
+        return PlainStep(0, 0, 0, 0, {}, {})
     position = max(range(len(during)), key=lambda p: (during[p], -p))
     peaks: dict[str, int] = {}
     for op in graph.operations:
@@ -68,6 +75,7 @@ def simulate_plain(graph: Graph) -> PlainStep:
     return PlainStep(
         peak_bytes=during[position],
         state_bytes=_state_bytes(graph),
+        beside_bytes=_beside_bytes(graph),
         stash_bytes=max(stashes, default=0),
         phase_peaks=peaks,
         kinds=kinds_at(graph, position),
@@ -80,6 +88,16 @@ def _state_bytes(graph: Graph) -> int:
         tensor.num_bytes
         for tensor in graph.tensors
         if tensor.kind in STATE and (tensor.producer < 0 or tensor.kind is Kind.GRADIENTS)
+    )
+
+
+def _beside_bytes(graph: Graph) -> int:
+    touched = {index for op in graph.operations for index in (*op.reads, *op.updates)}
+    return sum(
+        tensor.num_bytes
+        for tensor in graph.tensors
+        if tensor.producer < 0 and tensor.kind not in STATE and tensor.released_after is None
+        if tensor.index not in touched
     )
 
 
@@ -173,7 +191,7 @@ class Planner:
             return self.floor_bytes
         if budget.is_free:
             return self.free_bytes
-        return budget.resolve(self.plain.peak_bytes, self.plain.state_bytes)
+        return budget.resolve(self.plain.peak_bytes, self.plain.staying_bytes)
 
     # -- one budget ----------------------------------------------------------------------------
 

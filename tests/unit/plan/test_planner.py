@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from legroom import variants, ways
-from legroom.capture import Kind
+from legroom.capture import Kind, TensorInfo
 from legroom.errors import InfeasibleBudgetError
 from legroom.plan import solvers
-from legroom.plan._budget import parse_budget
+from legroom.plan._budget import parse_activations, parse_budget
 from legroom.plan._options import PlanOptions
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan.presets import all_presets
@@ -53,6 +53,17 @@ def test_plans_keep_their_budgets(planner):
         assert 0 <= plan.bound_ms <= plan.added_ms
         whole = planner.problem.step_ms + plan.bound_ms
         assert plan.gap == pytest.approx((plan.added_ms - plan.bound_ms) / whole)
+
+
+def test_data_beside_the_step_is_no_part_of_its_activations():
+    graph = chain()
+    data = TensorInfo(len(graph.tensors), "data", 2**30, Kind.INPUTS)
+    alone, beside = (
+        planner_of(each) for each in (graph, replace(graph, tensors=(*graph.tensors, data)))
+    )
+    assert beside.plain.beside_bytes == alone.plain.beside_bytes + data.num_bytes
+    half = parse_activations("50%")
+    assert beside.bytes_of(half) == alone.bytes_of(half) + data.num_bytes
 
 
 def test_free_is_the_lowest_budget_that_adds_next_to_no_time(planner):
