@@ -274,7 +274,8 @@ class NothingCapturedError(LegroomError):
             "no module call of the training step could be captured"
             + (f":{listed}" if reasons else ": the step calls no module with gradients enabled")
             + "\n  try: call the model itself, `model(batch)`, with gradients enabled and outside "
-            "checkpointing"
+            "checkpointing; or, where a model breaks in between, legroom.fit on those of its parts "
+            "that do not"
         )
 
 

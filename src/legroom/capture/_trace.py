@@ -19,7 +19,7 @@ See Note [Recording].
 #    those that the program makes of nothing (`arange`): they often decide where the program goes
 #    (`if mask.all()`). Other values are not known, nor are those of a real tensor once something
 #    unknown was written into it. A single random number is taken to be a half: models skip layers
-#    by `if torch.rand([]) < 0.1`.
+#    by `if torch.rand([]) < 0.1`; so is a number of an optimizer, which may divide by one less it.
 
 from __future__ import annotations
 
@@ -349,9 +349,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return values.item()
 
     def values_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values of a tensor that the program reads: a real one; ones where nothing is known.
+        """The values of a tensor that the program reads: a real one; made up where none is known.
 
-        Ones take the memory of one. Where they were made up is listed in `assumed`.
+        What is made up takes the memory of one. Where it was, is listed in `assumed`.
         """
         known = tensor if not isinstance(tensor, FakeTensor) else tensor.constant
         raw = self.find(tensor)
@@ -360,8 +360,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase is not Phase.OPTIMIZER:
             site = self.sites.here(self.current_module())
             self.assumed[site] = self.assumed.get(site, 0) + 1
+        is_half = self.phase is Phase.OPTIMIZER and tensor.is_floating_point()
         with real_tensors():
-            return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+            made_up = torch.full((), 0.5 if is_half else 1, dtype=tensor.dtype)
+            return made_up.expand(tensor.shape)
 
     def hears(self, tensor: FakeTensor) -> bool:
         """Whether the program itself asks for a fake of this recording."""

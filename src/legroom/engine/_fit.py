@@ -31,6 +31,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from legroom import tiers
@@ -227,6 +228,7 @@ class Fitted:
         self._kinds = KindsOfCall(self, options)
         self._latest: PlannedKind | None = None
         self._is_busy = False
+        self._has_shapes = not is_module
         self._num_failed_backwards = guard.num_failed
         self._left_plain: Counter[str] = Counter()
         self._hooks = contextlib.ExitStack()
@@ -358,15 +360,19 @@ class Fitted:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
         if self._is_busy or guard.is_planning or not torch.is_grad_enabled():
             return ""
-        if torch.compiler.is_compiling():
-            return "calls inside somebody else's compilation"
-        if is_in_backward():
-            return "calls during a backward pass, as by checkpointing"
-        if saving_is_hooked():
-            return "calls under saved-tensor hooks, as by torch.utils.checkpoint"
-        if is_in_transform():
-            return "calls inside function transforms (torch.func)"
-        return None
+        reasons: dict[str, Callable[[], bool]] = {
+            "calls inside somebody else's compilation": torch.compiler.is_compiling,
+            "calls during a backward pass, as by checkpointing": is_in_backward,
+            "calls under saved-tensor hooks, as by torch.utils.checkpoint": saving_is_hooked,
+            "calls inside function transforms (torch.func)": is_in_transform,
+            "calls that give lazy parameters their shapes": self._lacks_shapes,
+        }
+        return next((why for why, applies in reasons.items() if applies()), None)
+
+    def _lacks_shapes(self) -> bool:
+        if not self._has_shapes:
+            self._has_shapes = not any(map(is_lazy, self._module.parameters()))
+        return not self._has_shapes
 
     def plan_step(self, step: Callable[[], object]) -> None:
         """Plan a whole step of the loop now; its calls of the target then follow that plan.

@@ -14,6 +14,7 @@ forward, a gradient for what it returns, backward, update. See Note [Made-up ste
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -350,10 +351,19 @@ def made_up_step(
         with backward_habit.like_the_loop():
             torch.autograd.backward(roots, gradients)
         for optimizer in optimizers:
-            optimizer.step()
+            if _needs_closure(optimizer):
+                optimizer.step(lambda: 0.0)
+            else:
+                optimizer.step()
             optimizer.zero_grad()
 
     return step
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    """Whether it asks for the loss itself, as L-BFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def cut_off(value: Any) -> Any:

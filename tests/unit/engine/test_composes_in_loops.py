@@ -358,6 +358,37 @@ def test_optimizers_in_backward():
     check_planned(handle.report())
 
 
+def test_an_optimizer_that_divides_by_one_less_a_number():
+    check_same(
+        Net(), backward_of_batch, make_optimizer=lambda net: torch.optim.NAdam(net.parameters())
+    )
+
+
+def test_an_optimizer_that_asks_for_the_loss_itself():
+    def trained(model, optimizer):
+        losses = []
+
+        def closure(step):
+            optimizer.zero_grad()
+            losses.append(bytes_of(backward_of_batch(model, step)))
+            return torch.tensor(1.0)
+
+        torch.manual_seed(7)
+        for step in range(3):
+            optimizer.step(functools.partial(closure, step))
+        return losses, state_of(model)
+
+    model = Net()
+    plain = copy.deepcopy(model)
+    expected = trained(plain, torch.optim.LBFGS(plain.parameters(), max_iter=3))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    handle = legroom.fit(model, activations="60%", optimizer=optimizer)
+    actual = trained(model, optimizer)
+    handle.undo()
+    assert actual == expected
+    check_planned(handle.report(), within_budget=False)
+
+
 def test_updates_without_an_optimizer():
     class ByHand:
         def __init__(self, model):

@@ -203,6 +203,31 @@ def test_parameters_are_replaced_after_fitting():
 
 
 @pytest.mark.slow
+def test_lazy_parameters_get_their_shapes_in_a_plain_call():
+    def lazy():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.LazyLinear(64), nn.GELU(), nn.LazyLinear(64), nn.GELU())
+
+    def trained(model):
+        torch.manual_seed(5)
+        model(torch.randn(2, 16))
+        optimizer = sgd(model)
+        for _ in range(3):
+            model(torch.randn(256, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return state_of(model)
+
+    expected = trained(lazy())
+    model = lazy()
+    handle = legroom.fit(model, activations="80%")
+    assert first_difference(expected, trained(model)) is None
+    report = handle.report()
+    handle.undo()
+    assert report.not_planned == (("1 call", "calls that give lazy parameters their shapes"),)
+    assert report.ways.keys() & {"remake", "replay"}
+
+
 def test_parts_are_frozen_thawed_and_hooked_on_the_way():
     def gradients(model, step):
         model.blocks[0].requires_grad_(step != 1)
