@@ -275,6 +275,21 @@ def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0)
     return tensor.new_empty((max(largest + 1, minlength),), dtype=dtype)
 
 
+def _pack_padded_sequence(
+    input: Tensor, lengths: Tensor, batch_first: bool
+) -> tuple[Tensor, Tensor]:
+    """How many sequences there are at each step stays known: kernels look at it."""
+    batch, longest = (0, 1) if batch_first else (1, 0)
+    known = _known(lengths)
+    with real_tensors():
+        if known is None:
+            known = torch.full((input.shape[batch],), input.shape[longest])
+        steps = torch.arange(int(known.max().item()))
+        num_running = (known.unsqueeze(0) > steps.unsqueeze(1)).sum(1)
+        count = int(known.sum().item())
+    return input.new_empty((count, *input.shape[2:])), num_running
+
+
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _BATCH_NORMS = (
     aten.native_batch_norm.default,
@@ -315,6 +330,7 @@ FAKE_RULES: dict[OpOverload, Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten._unique2.default: _unique,
     aten.bincount.default: _bincount,
+    aten._pack_padded_sequence.default: _pack_padded_sequence,
     **LARGE_LOSSES,
 }
 
@@ -325,4 +341,5 @@ ASSUMED: dict[OpOverload, str] = {
     aten.index.Tensor: "every element is taken to be selected by a mask",
     aten._unique2.default: "all elements are taken to be different",
     aten.bincount.default: "values are taken to be below `minlength`",
+    aten._pack_padded_sequence.default: "sequences are taken to be as long as the padded ones",
 }

@@ -47,7 +47,7 @@ _TESTED = "2.13.0"
 _SMALL_BYTES = 1 << 20
 _ACCUMULATION = torch.ops.aten.add.Tensor
 _LIFTS = ("lift", "lift_fresh", "lift_fresh_copy")
-_MAKERS = ("arange", "full", "ones", "zeros", "tril_indices", "triu_indices")
+_MAKERS = ("arange", "empty", "full", "ones", "zeros", "tril_indices", "triu_indices")
 _UNIFORM = torch.ops.aten.rand.default
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
@@ -454,7 +454,10 @@ def _decides_by_fakes(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether the size of a result depends on values that are not known."""
     if func is torch.ops.aten.index.Tensor:
         deciding = [each for each in args[1] if each is not None and each.dtype is torch.bool]
-    elif func is torch.ops.aten.masked_select.default:
+    elif func in (
+        torch.ops.aten.masked_select.default,
+        torch.ops.aten._pack_padded_sequence.default,
+    ):
         deciding = [args[1]]
     elif func is torch.ops.aten._ctc_loss.Tensor:
         deciding = [args[3]]

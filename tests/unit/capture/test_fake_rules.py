@@ -188,6 +188,7 @@ WORST = {
     aten.index.Tensor: lambda: (torch.randn(3, 4, 5), [None, torch.ones(4, dtype=torch.bool)]),
     aten._unique2.default: lambda: (torch.arange(6), True, True, True),
     aten.bincount.default: lambda: (torch.tensor([0, 2, 2]), None, 4),
+    aten._pack_padded_sequence.default: lambda: (torch.randn(2, 5, 3), torch.tensor([5, 5]), True),
 }
 
 
@@ -211,6 +212,11 @@ KNOWN = {
     aten.masked_select.default: lambda: (torch.randn(3, 2), torch.tensor([True, False])),
     aten.index.Tensor: lambda: (torch.randn(2, 3), [torch.tensor([True, False])]),
     aten.bincount.default: lambda: (torch.tensor([0, 6]), None, 4),
+    aten._pack_padded_sequence.default: lambda: (
+        torch.randn(5, 3, 2),
+        torch.tensor([5, 3, 1]),
+        False,
+    ),
 }
 
 
@@ -220,6 +226,15 @@ def test_known_values_make_an_assumed_rule_exact(op):
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = FAKE_RULES[op](*args)
     assert describe(fake) == describe(op(*args))
+
+
+def test_how_many_sequences_run_at_each_step_is_known():
+    lengths = torch.tensor([4, 2, 2])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _, num_running = FAKE_RULES[aten._pack_padded_sequence.default](
+            torch.randn(3, 4, 2), lengths, True
+        )
+    assert num_running.tolist() == [3, 3, 1, 1]
 
 
 def test_bincount_without_bound_is_refused():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from tests.unit.engine.training import Net, backward_of_batch, batch, check_same, images
@@ -157,6 +158,20 @@ class Recurrent(nn.Module):
         return F.cross_entropy(self.net.head(value.mean(1)), target)
 
 
+class Packed(nn.Module):
+    """Sequences of several lengths, with something to remake behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(16, 16, batch_first=True)
+        self.net = Net()
+
+    def forward(self, sequence, lengths, target):
+        packed = pack_padded_sequence(sequence, lengths, batch_first=True, enforce_sorted=False)
+        value, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return F.cross_entropy(self.net.head(self.net.features(value)).mean(1), target)
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -230,6 +245,18 @@ def test_recurrent_models(kind):
         return loss
 
     check_same(Recurrent(kind), gradients, activations="80%")
+
+
+def test_packed_sequences():
+    lengths = torch.tensor([12, 5, 7, 12] * 6)
+
+    def gradients(model, step):
+        sequence, target = sequences(step)
+        loss = model(sequence, lengths, target)
+        loss.backward()
+        return loss
+
+    check_same(Packed(), gradients, activations="80%")
 
 
 def test_attention_and_encoders():
