@@ -22,6 +22,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -386,7 +387,7 @@ def differentiated_outputs(output: Any) -> Iterator[torch.Tensor]:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
     losses = [tensor for tensor in tensors if _is_loss(tensor)]
-    yield from losses[:1] or tensors
+    yield from losses[:1] or {id(tensor): tensor for tensor in tensors}.values()
 
 
 def _is_loss(value: torch.Tensor) -> bool:
@@ -394,11 +395,16 @@ def _is_loss(value: torch.Tensor) -> bool:
 
 
 def _plain_containers(output: Any) -> Any:
-    """Dataclasses and mappings of other libraries, as what pytree knows."""
+    """Dataclasses and mappings of other libraries, and distributions, as what pytree knows.
+
+    Of other objects nothing is expected: a cache of keys and values is returned, not trained.
+    """
     if isinstance(output, dict):
         return {key: _plain_containers(value) for key, value in output.items()}
     if isinstance(output, list | tuple):
         return [_plain_containers(value) for value in output]
     if hasattr(output, "__dataclass_fields__"):
         return [_plain_containers(getattr(output, name)) for name in output.__dataclass_fields__]
+    if isinstance(output, Distribution):
+        return [_plain_containers(value) for value in vars(output).values()]
     return output

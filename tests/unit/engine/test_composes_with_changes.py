@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Independent, Normal
 from torch.nn import functional as F
 
 import legroom
@@ -62,6 +63,22 @@ def test_outputs_in_containers(how):
         return loss if scores is None else loss + scores.detach().sum()
 
     check_same(Returning(), gradients)
+
+
+def test_a_policy_may_return_a_distribution():
+    class Policy(Net):
+        def forward(self, value):
+            value = self.features(value)
+            return Independent(Normal(self.head(value), 1.0), 1), value.mean(1)
+
+    def gradients(model, step):
+        value, target = batch(step)
+        actions, worth = model(value)
+        loss = -(actions.log_prob(F.one_hot(target, 8).float()) * (1 - worth)).mean()
+        loss.backward()
+        return loss
+
+    check_same(Policy(), gradients, activations="80%")
 
 
 def test_gradients_besides_the_loss_are_refused():
