@@ -41,6 +41,13 @@ _DIFFERENT = 1
 @fitting_options
 @click.option("--steps", default=3, show_default=True, help="Training steps to compare.")
 @click.option(
+    "--tolerance",
+    type=float,
+    metavar="SHARE",
+    help="With --exactness rounding or lossy: the relative error that counts as equal, instead of "
+    "0.001 or 0.1. Under autocast to bfloat16, 0.01 is rounding.",
+)
+@click.option(
     "--smaller",
     metavar="ARG=VALUE",
     help="Set an argument of the script in both runs, where the plain step does not fit: "
@@ -59,6 +66,7 @@ def verify_command(
     check_every: int | None,
     leave: tuple[str, ...],
     steps: int,
+    tolerance: float | None,
     smaller: str | None,
     json_path: str | None,
     rows: int,
@@ -99,6 +107,7 @@ def verify_command(
             options,
             executor=executor,
             steps=steps,
+            tolerance=tolerance,
             leave=leave,
             notes=notes,
             on_progress=on_progress,

@@ -35,6 +35,7 @@ from legroom.engine._recording import (
     Recording,
 )
 from legroom.engine._verification import Difference, ErrorFigures
+from legroom.errors import UsageError
 from legroom.ways import Exactness
 
 TOLERANCES = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-3, Exactness.LOSSY: 0.1}
@@ -50,6 +51,27 @@ class Comparison:
     compared: dict[str, int]
     different: tuple[Difference, ...]
     errors: dict[str, ErrorFigures]
+
+
+def tolerance_for(exactness: str, tolerance: float | None = None) -> float:
+    """The relative error that counts as equal; 0: the same bits.
+
+    Raises:
+        UsageError: A tolerance was asked for that means nothing.
+    """
+    usual = TOLERANCES[Exactness(exactness)]
+    if tolerance is None:
+        return usual
+    if not usual:
+        raise UsageError(
+            "exactness 'bitwise' compares bits, so it has no tolerance; leave tolerance out, or "
+            "say exactness 'rounding'"
+        )
+    if not 0 < tolerance < math.inf:
+        raise UsageError(
+            f"tolerance {tolerance!r} is no relative error; write a number above 0, such as 0.01"
+        )
+    return tolerance
 
 
 def compare(plain: Recording, other: Recording, *, tolerance: float = 0.0) -> Comparison:

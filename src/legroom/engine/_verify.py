@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from legroom.capture import StepFinder, scan_heap
 from legroom.engine._adoption import Adoption
 from legroom.engine._arguments import as_tuple, options_from
-from legroom.engine._compare import TOLERANCES, compare
+from legroom.engine._compare import compare, tolerance_for
 from legroom.engine._fit import Fitted
 from legroom.engine._observer import FitObserver
 from legroom.engine._recording import Recorder, Recording
@@ -31,7 +31,6 @@ from legroom.engine._watch import StepWatch
 from legroom.engine.graph import Executor, choose_executor
 from legroom.errors import NothingCapturedError, NotRepeatableError, UsageError
 from legroom.plan import OnProgress, PlanOptions
-from legroom.ways import Exactness
 
 _FEW_BYTES, _MANY_BYTES = 256 * 2**20, 16 * 2**30
 
@@ -53,6 +52,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     preset: str | None = None,
     time_limit_s: float = 30.0,
     steps: int = 3,
+    tolerance: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification:
     """Say whether training within a budget is the same as plain training.
@@ -79,6 +79,8 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
             picks among its forms. `legroom ways` lists them.
         time_limit_s: Longest time to solve.
         steps: Steps to compare.
+        tolerance: The largest relative error that counts as equal; None: 0.001 with `"rounding"`,
+            0.1 with `"lossy"`. With `"bitwise"` there is none.
         on_progress: Called with a stage, how much of it is done, and how much there is.
 
     Raises:
@@ -109,6 +111,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         models=as_tuple(model, nn.Module, "model"),
         optimizers=as_tuple(optimizer, Optimizer, "optimizer"),
         num_steps=steps,
+        tolerance=tolerance_for(exactness, tolerance),
         on_progress=on_progress,
     ).run()
 
@@ -117,7 +120,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
 class _Run:
     """One verification."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - see `verify`
         self,
         step: Callable[[], object],
         options: PlanOptions,
@@ -126,6 +129,7 @@ class _Run:
         models: tuple[nn.Module, ...],
         optimizers: tuple[Optimizer, ...],
         num_steps: int,
+        tolerance: float,
         on_progress: OnProgress | None,
     ) -> None:
         self._step = step
@@ -134,14 +138,14 @@ class _Run:
         self._models = models
         self._optimizers = optimizers
         self._num_steps = num_steps
+        self._tolerance = tolerance
         self._on_progress = on_progress
         self._watch: StepWatch | None = None
         self._finder = StepFinder(lambda: None)
 
     def run(self) -> Verification:
         snapshot = self._snapshot()
-        tolerance = TOLERANCES[Exactness(self._options.exactness)]
-        self._most_bytes = _MANY_BYTES if tolerance else _FEW_BYTES
+        self._most_bytes = _MANY_BYTES if self._tolerance else _FEW_BYTES
         with tempfile.TemporaryDirectory(prefix="legroom-") as temporary:
             folder = Path(temporary)
             try:
@@ -156,11 +160,12 @@ class _Run:
             finally:
                 snapshot.restore()
             self._tell("comparing", 2)
-            found = compare(plain, fitted, tolerance=tolerance)
+            found = compare(plain, fitted, tolerance=self._tolerance)
         return verification(
             found,
             target=getattr(self._step, "__name__", "step"),
             exactness=self._options.exactness,
+            tolerance=self._tolerance,
             decisions=decisions,
             run=report,
             notes=(),
@@ -243,8 +248,7 @@ class _Run:
             self._watch.step_ends()
 
     def _check_repeatable(self, plain: Recording, again: Recording) -> None:
-        tolerance = TOLERANCES[Exactness(self._options.exactness)]
-        found = compare(plain, again, tolerance=tolerance)
+        found = compare(plain, again, tolerance=self._tolerance)
         if found.different:
             first = found.different[0]
             raise NotRepeatableError(

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from legroom.capture import Script
-from legroom.engine._compare import TOLERANCES, Comparison, compare
+from legroom.engine._compare import Comparison, compare, tolerance_for
 from legroom.engine._recorded_run import Outcome, RecordedRun
 from legroom.engine._recording import Recording
 from legroom.engine._run_report import RunReport
@@ -32,18 +32,18 @@ from legroom.errors import (
     UsageError,
 )
 from legroom.plan import OnProgress, PlanOptions
-from legroom.ways import Exactness
 
 _FEW_BYTES, _MANY_BYTES = 256 * 2**20, 16 * 2**30
 _KILLED = (-9, 137)
 
 
-def verify_script(
+def verify_script(  # noqa: PLR0913 - as `verify`
     script: Script,
     options: PlanOptions,
     *,
     executor: str = "eager",
     steps: int = 3,
+    tolerance: float | None = None,
     leave: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
     on_progress: OnProgress | None = None,
@@ -55,6 +55,8 @@ def verify_script(
         options: Budget, ways, exactness, and how long to solve.
         executor: `"eager"` or `"inductor"`.
         steps: Training steps to compare.
+        tolerance: The largest relative error that counts as equal; None: what goes with the
+            exactness.
         leave: Classes or paths of modules that stay as they are.
         notes: What else the result should say.
         on_progress: Called with a stage, how much of it is done, and how much there is.
@@ -71,7 +73,7 @@ def verify_script(
     choose_executor(executor, options.exactness)
     script.check()
     report = on_progress or (lambda stage, done, total: None)
-    tolerance = TOLERANCES[Exactness(options.exactness)]
+    margin = tolerance_for(options.exactness, tolerance)
     with tempfile.TemporaryDirectory(prefix="legroom-") as temporary:
         plan = RecordedRun(
             folder="",
@@ -79,7 +81,7 @@ def verify_script(
             arguments=script.arguments,
             is_module=script.is_module,
             num_steps=steps,
-            most_bytes=_MANY_BYTES if tolerance else _FEW_BYTES,
+            most_bytes=_MANY_BYTES if margin else _FEW_BYTES,
             leave=leave,
             executor=executor,
         )
@@ -90,15 +92,16 @@ def verify_script(
         fitted_run = replace(plan, folder=str(folder / "fitted"), options=asdict(options))
         fitted, outcome = _run(fitted_run, "fitted")
         report("comparing", 2, 2)
-        found = compare(plain, fitted, tolerance=tolerance)
+        found = compare(plain, fitted, tolerance=margin)
         if found.different:
             report("running the script plain once more", 2, 3)
             again, _ = _run(replace(plan, folder=str(folder / "again")), "plain")
-            _check_repeatable(compare(plain, again, tolerance=tolerance), script)
+            _check_repeatable(compare(plain, again, tolerance=margin), script)
     return verification(
         found,
         target=script.command,
         exactness=options.exactness,
+        tolerance=margin,
         decisions=outcome.decisions,
         run=None if outcome.report is None else read_report(outcome.report),
         notes=(*notes, *_notes(found, steps, outcome)),
@@ -116,6 +119,7 @@ def verification(
     *,
     target: str,
     exactness: str,
+    tolerance: float,
     decisions: Iterable[tuple[str, str, str]],
     run: RunReport | None,
     notes: tuple[str, ...],
@@ -126,7 +130,7 @@ def verification(
         target=target,
         equal=not found.different,
         exactness=exactness,
-        tolerance=TOLERANCES[Exactness(exactness)],
+        tolerance=tolerance,
         steps=found.steps,
         compared=found.compared,
         different=tuple(_with_way(each, rows) for each in found.different),

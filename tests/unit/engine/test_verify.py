@@ -141,6 +141,11 @@ def test_rounding_allows_what_bitwise_does_not(training, monkeypatch):
     assert result.equal, result.different
     assert result.tolerance == 1e-3
     assert 0 < result.errors["gradients"].relative_error < 1e-4
+    strict = legroom.verify(
+        step, model=model, activations="90%", steps=1, exactness="rounding", tolerance=1e-9
+    )
+    assert not strict.equal
+    assert strict.tolerance == 1e-9
 
 
 def test_a_step_that_moves_on_is_refused(training):
@@ -163,6 +168,11 @@ def test_a_step_that_moves_on_is_refused(training):
         ({"budget": "50%", "steps": 0}, "0 steps leave nothing to compare"),
         ({"budget": "50%", "model": "net"}, "model must be a Module, not str"),
         ({"budget": "50%", "executor": "inductor"}, "changes rounding"),
+        ({"budget": "50%", "tolerance": 0.01}, "'bitwise' compares bits, so it has no tolerance"),
+        (
+            {"budget": "50%", "exactness": "rounding", "tolerance": -1.0},
+            "tolerance -1.0 is no relative error; write a number above 0",
+        ),
     ],
 )
 def test_misuse_is_told(training, keywords, message):
