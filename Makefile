@@ -61,7 +61,7 @@ format: $(STAMP)  ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## Compare legroom with its main peers on three cases (20 minutes on two cores)
+bench: $(STAMP)  ## Compare legroom with its main peers on three cases (15 to 25 minutes on two cores)
 	$(BIN)/python -m benchmarks.run contest --quick
 
 bench-full: $(STAMP)  ## Every theme, every case, every peer (a day or so); goes on where it was interrupted
