@@ -275,6 +275,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _ruled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a rule of ours says, given the values that are known; see Note [Fake rules]."""
+        args, kwargs = _mapped(args, self._without_unknown), _mapped(kwargs, self._without_unknown)
         if func in ASSUMED and _decides_by_fakes(func, args):
             self.guessed.setdefault(ASSUMED[func], set()).add(str(func))
         return FAKE_RULES[func](*args, **kwargs)
@@ -369,6 +370,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the program itself asks for a fake of this recording."""
         is_ours = tensor.fake_mode is self._mode and not self._pauses
         return is_ours and TracingContext.try_get() is None
+
+    def _without_unknown(self, value: Any) -> Any:
+        """A fake in place of a real tensor that something unknown was written into."""
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        raw = self.find(value)
+        return self._to_fake(value) if raw is not None and raw.index in self._unknown else value
 
     def _to_fake(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):

@@ -332,6 +332,21 @@ def test_values_that_are_read_are_assumed():
     assert "assumed" in note.why
 
 
+def test_a_mask_that_is_drawn_may_select_everything():
+    net = mlp()
+    sizes = []
+
+    def step():
+        keep = torch.zeros(4, dtype=torch.bool).bernoulli_(0.5)
+        kept = net(torch.randn(4, 8))[keep]
+        sizes.append(len(kept))
+        kept.square().mean().backward()
+
+    capture = capture_step(step)
+    assert set(sizes) == {4}
+    assert "every element is taken to be selected" in capture.plain.not_captured[0].why
+
+
 @pytest.mark.parametrize(
     ("read", "expected"),
     [
