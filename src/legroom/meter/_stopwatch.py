@@ -22,6 +22,7 @@ each round of timing, whichever is longer, and making the inputs. See Note [Stop
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
 import warnings
@@ -147,12 +148,13 @@ def measure_workspace(call: Call) -> int:
     if profiler_is_running():
         return 0
     profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    start_profiler(profiler)
-    try:
-        output = call.run()
-        _wait_for(call.device)
-    finally:
-        stop_profiler(profiler)
+    with _nothing_collected():
+        start_profiler(profiler)
+        try:
+            output = call.run()
+            _wait_for(call.device)
+        finally:
+            stop_profiler(profiler)
     held_bytes = highest_bytes = 0
     for event in read_events(profiler, call.device).allocations:
         held_bytes += event.delta_bytes
@@ -161,6 +163,18 @@ def measure_workspace(call: Call) -> int:
         held_bytes -= each.untyped_storage().nbytes()
     del output
     return max(0, highest_bytes - held_bytes)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage that is freed while an operation runs would look like scratch memory of its own."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _host_ms(call: Call, number: int, held: list[Any]) -> float:

@@ -270,6 +270,18 @@ def test_workspace_is_what_does_not_remain():
     assert _stopwatch.measure_workspace(call) == 1000
 
 
+def test_garbage_is_not_collected_meanwhile():
+    def run():
+        ring = [torch.empty(500)]
+        ring.append(ring)
+        del ring
+        assert all(each == [] for each in [[] for _ in range(100_000)])  # many, so that it is due
+        return torch.empty(250)
+
+    call = _stopwatch.Call("made_up", run, (([], {}),), torch.device("cpu"))
+    assert _stopwatch.measure_workspace(call) == 0
+
+
 def test_workspace_is_left_alone_under_a_profiler():
     call = _stopwatch.Call("conv", lambda: torch.ones(3), (([], {}),), torch.device("cpu"))
     with torch.autograd.profiler.profile():
