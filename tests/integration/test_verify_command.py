@@ -165,6 +165,7 @@ def test_script_without_training_says_so(legroom):
         (("--budget", "50%", "--steps", "0"), "0 steps leave nothing to compare"),
         (("--budget", "50%", "--smaller", "two"), "--smaller 'two' is not understood"),
         (("--budget", "50%", "--executor", "inductor"), "changes rounding"),
+        (("--budget", "50%", "--tolerance", "0.01"), "compares bits, so it has no tolerance"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(legroom, arguments, message):

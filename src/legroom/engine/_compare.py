@@ -38,7 +38,7 @@ from legroom.engine._verification import Difference, ErrorFigures
 from legroom.errors import UsageError
 from legroom.ways import Exactness
 
-TOLERANCES = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-3, Exactness.LOSSY: 0.1}
+_TOLERANCES = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-3, Exactness.LOSSY: 0.1}
 _SHARES = {LOSSES: 0.0, GRADIENTS: 0.01, BUFFERS: 1.0, PARAMETERS: 1.0, STATES: 1.0}
 
 
@@ -59,7 +59,7 @@ def tolerance_for(exactness: str, tolerance: float | None = None) -> float:
     Raises:
         UsageError: A tolerance was asked for that means nothing.
     """
-    usual = TOLERANCES[Exactness(exactness)]
+    usual = _TOLERANCES[Exactness(exactness)]
     if tolerance is None:
         return usual
     if not usual:

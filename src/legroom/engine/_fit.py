@@ -191,6 +191,15 @@ def _options_for(executor: Executor, options: PlanOptions) -> PlanOptions:
     return replace(options, ways=tuple(name for name in names if name not in executor.without))
 
 
+_PLAIN_PLACES: dict[str, Callable[[], bool]] = {
+    "calls inside somebody else's compilation": torch.compiler.is_compiling,
+    "calls during a backward pass, as by checkpointing": is_in_backward,
+    "calls under saved-tensor hooks, as by torch.utils.checkpoint": saving_is_hooked,
+    "calls inside function transforms (torch.func)": is_in_transform,
+}
+"""Where calls are not planned, and how to tell; see Note [Fitted calls], rule 3."""
+
+
 @final
 class Fitted:
     """The handle that `fit` returns: what was planned, what was measured, and the way back.
@@ -360,14 +369,9 @@ class Fitted:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
         if self._is_busy or guard.is_planning or not torch.is_grad_enabled():
             return ""
-        reasons: dict[str, Callable[[], bool]] = {
-            "calls inside somebody else's compilation": torch.compiler.is_compiling,
-            "calls during a backward pass, as by checkpointing": is_in_backward,
-            "calls under saved-tensor hooks, as by torch.utils.checkpoint": saving_is_hooked,
-            "calls inside function transforms (torch.func)": is_in_transform,
-            "calls that give lazy parameters their shapes": self._lacks_shapes,
-        }
-        return next((why for why, applies in reasons.items() if applies()), None)
+        if self._lacks_shapes():
+            return "calls that give lazy parameters their shapes"
+        return next((why for why, applies in _PLAIN_PLACES.items() if applies()), None)
 
     def _lacks_shapes(self) -> bool:
         if not self._has_shapes:

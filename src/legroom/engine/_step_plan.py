@@ -332,7 +332,7 @@ def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int, least_bytes:
         inside = planner.bytes_of(budget)
         return max(inside + _room_above(inside) + outside_bytes, least_bytes)
     plain = planner.plain
-    wanted = budget.resolve(plain.peak_bytes + outside_bytes, plain.staying_bytes + outside_bytes)
+    wanted = budget.resolve(plain.peak_bytes + outside_bytes, plain.staying_bytes)
     return max(wanted, least_bytes)
 
 
