@@ -18,6 +18,7 @@ LegroomError                    exit code 1: something failed
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
 ├── GradientErrorBoundError     no plan fits whose gradients are as near as was asked for
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
+│   └── CopyFailedError         so did the copy of the process that it was captured in
 ├── DoubleBackwardError         gradients of gradients through a planned call
 ├── UnplannedGradientError      gradients of an output that was planned to receive none
 ├── NothingCapturedError        no module call of the step could be captured
@@ -236,6 +237,19 @@ class GradientErrorBoundError(LegroomError):
 
 class CaptureFailedError(LegroomError):
     """The step raised an exception, its cause, while it was captured on tensors without memory."""
+
+
+class CopyFailedError(CaptureFailedError):
+    """The copy of the process in which a step was captured failed, or was ended.
+
+    Attributes:
+        why: In words.
+        traceback: Of what failed in it; empty where the copy itself did.
+    """
+
+    def __init__(self, why: str, traceback: str = "") -> None:
+        self.why, self.traceback = why, traceback
+        super().__init__(f"the copy of this process in which the step was captured failed: {why}")
 
 
 class DoubleBackwardError(LegroomError):

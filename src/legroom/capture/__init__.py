@@ -15,6 +15,7 @@ from legroom.capture._autograd import (
     observe_backward,
     saved_tensors,
 )
+from legroom.capture._border import Border
 from legroom.capture._dynamo import (
     Rewrite,
     call_that_is_set,
@@ -29,6 +30,15 @@ from legroom.capture._dynamo import (
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._fake_rules import fake_rules
+from legroom.capture._fork import (
+    Receiver,
+    Sender,
+    can_fork,
+    end_with_parent,
+    in_copy,
+    read_message,
+    split,
+)
 from legroom.capture._fused import in_memory_order
 from legroom.capture._graph import Graph, NotCaptured, OperationInfo, TensorInfo
 from legroom.capture._heap import Heap, nested_tensors, scan_heap, shape_and_dtype
@@ -51,9 +61,20 @@ from legroom.capture._signature import (
     without_sizes,
 )
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
-from legroom.capture._step_capture import Capture, StepCapture, capture_step
+from legroom.capture._step_capture import (
+    Capture,
+    CapturedForm,
+    CaptureStep,
+    FormedStep,
+    PlainStep,
+    StepCapture,
+    capture_here,
+    capture_of,
+    capture_step,
+)
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_out_of_the_script
 from legroom.capture._update import make_state, update_alone, updating_optimizers
+from legroom.capture._without_effects import leave_no_effects
 
 __all__ = [
     "FUNCTIONAL",
@@ -61,7 +82,11 @@ __all__ = [
     "STATE",
     "AbstractTrainingObserver",
     "BackwardCall",
+    "Border",
     "Capture",
+    "CaptureStep",
+    "CapturedForm",
+    "FormedStep",
     "FunctionShell",
     "Graph",
     "Heap",
@@ -71,10 +96,13 @@ __all__ = [
     "OperationInfo",
     "Phase",
     "PieceCode",
+    "PlainStep",
+    "Receiver",
     "Rewrite",
     "SavedTensor",
     "Script",
     "ScriptOutcome",
+    "Sender",
     "Site",
     "SiteTable",
     "SourceInfo",
@@ -87,12 +115,17 @@ __all__ = [
     "backward_habit",
     "call_that_is_set",
     "call_with",
+    "can_fork",
+    "capture_here",
+    "capture_of",
     "capture_step",
     "captured",
     "dynamo_settings",
+    "end_with_parent",
     "failure_of",
     "fake_rules",
     "graph_of",
+    "in_copy",
     "in_memory_order",
     "is_in_backward",
     "is_in_transform",
@@ -102,6 +135,7 @@ __all__ = [
     "is_user_code",
     "kept_out_of_the_script",
     "kernel_compiler",
+    "leave_no_effects",
     "lstm_workspace_read",
     "make_state",
     "nested_tensors",
@@ -110,6 +144,7 @@ __all__ = [
     "own_call",
     "prepared",
     "read_joint_graph",
+    "read_message",
     "real_tensors",
     "rnn_operations",
     "run_script",
@@ -121,6 +156,7 @@ __all__ = [
     "short_name",
     "signature_of",
     "source_key",
+    "split",
     "tensors_of",
     "trace_joint",
     "unread_places",

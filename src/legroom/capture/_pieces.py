@@ -51,6 +51,10 @@ from legroom.capture._kinds import Phase
 from legroom.capture._modules import Call, ModulePaths, ModuleWatch
 from legroom.capture._trace import RawOperation, Recorder
 
+LearnedOutputs = dict[str, tuple[frozenset[int], frozenset[int]]]
+"""By the key of one of TorchDynamo's graphs: the places of its outputs that could receive
+gradients, and of those that do."""
+
 
 @dataclass
 class PieceCall:
@@ -120,9 +124,11 @@ class Pieces:
         calls: list[Call],
         models: list[nn.Module],
         *,
+        learned: LearnedOutputs,
         rewrites: tuple[Rewrite, ...] = (),
         forgets: bool = True,
     ) -> None:
+        self._learned = learned
         self.codes: list[PieceCode] = []
         self.sources: list[_Source] = []
         self.is_learning = True
@@ -161,6 +167,10 @@ class Pieces:
     def step_ends(self) -> None:
         """The next call is the first of a step."""
         self._num_calls = 0
+
+    def learned(self) -> LearnedOutputs:
+        """What is known of the graphs that have run."""
+        return {source.key: source.outputs for source in self.sources if source.has_run}
 
     def leave_out_unfaithful(self, operations: list[RawOperation]) -> bool:
         """Let pieces run as they are whose gradients would have other bits; whether there are any.
@@ -256,7 +266,8 @@ class Pieces:
         return number >= len(self._calls) or not self._calls[number].why_not
 
     def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        source = _Source(self, graph, source_key(graph, inputs), self._root)
+        key = source_key(graph, inputs)
+        source = _Source(self, graph, key, self._root, self._learned.get(key))
         self.sources.append(source)
         return source.run
 
@@ -308,24 +319,32 @@ class Pieces:
 class _Source:
     """A graph of TorchDynamo's, and what was learned about its outputs."""
 
-    def __init__(self, pieces: Pieces, graph: fx.GraphModule, key: str, root: str) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        graph: fx.GraphModule,
+        key: str,
+        root: str,
+        outputs: tuple[frozenset[int], frozenset[int]] | None,
+    ) -> None:
         self._pieces = pieces
         self._graph = graph
-        self._key = key
+        self.key = key
         self._root = root
         self._number = -1
         self.is_left_out = False
-        self._has_run = False
+        self.has_run = outputs is not None
         self._constants: dict[int, torch.Tensor] = {}
-        self._differentiable: set[int] = set()
-        self._differentiated: set[int] = set()
+        differentiable, differentiated = outputs or ((), ())
+        self._differentiable: set[int] = set(differentiable)
+        self._differentiated: set[int] = set(differentiated)
         self._piece: Callable[..., Any] | None = None
 
     def run(self, *inputs: Any) -> Any:
         """Run the graph as it is, or the piece that it became."""
         if self._pieces.is_learning:
             return self._learn(inputs)
-        if self.is_left_out or (self._has_run and not self._differentiated):
+        if self.is_left_out or (self.has_run and not self._differentiated):
             return self._graph(*inputs)
         if self._piece is None:
             self._piece, self._number = self._pieces.trace(
@@ -357,6 +376,11 @@ class _Source:
         self._pieces = self._graph = self._piece = None  # type: ignore[assignment]
 
     @property
+    def outputs(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Places of its outputs that could receive gradients, and of those that do."""
+        return frozenset(self._differentiable), frozenset(self._differentiated)
+
+    @property
     def _unused(self) -> frozenset[int]:
         """Outputs that could receive gradients and do not."""
         return frozenset(self._differentiable - self._differentiated)
@@ -365,14 +389,14 @@ class _Source:
         """What the engine must know to run the same graph."""
         code = self._pieces.codes[self._number] if self._number >= 0 else None
         return SourceInfo(
-            key=self._key,
+            key=self.key,
             piece=self._number,
             unused_outputs=self._unused,
             outline=code.outline if code is not None else "",
         )
 
     def _learn(self, inputs: tuple[Any, ...]) -> Any:
-        self._has_run = True
+        self.has_run = True
         return tuple(
             self._watched(place, output) for place, output in enumerate(self._graph(*inputs))
         )

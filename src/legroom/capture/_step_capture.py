@@ -2,17 +2,20 @@
 
 In goes a step function, or a script that is told where its steps end; out comes a `Capture`: the
 step as eager PyTorch runs it, and the same step with its modules captured as pieces to plan. See
-Note [Four steps].
+Note [Captured steps].
 """
 
-# Note [Four steps]
+# Note [Captured steps]
 # 1. From the start on, everything that training changes is fake, and every operation is recorded.
-# 2. The first step makes the optimizer's state. The second is recorded as the plain step, and tells
-#    which modules are called from outside. The third and fourth are Note [Pieces], rule 1.
-# 3. Where rewrites in reserve would change a piece, a fifth step is recorded with them; where the
+# 2. `CaptureStep` lists what a step that runs is captured for. The plain step tells which modules
+#    are called from outside; the last two are Note [Pieces], rule 1. What one learns is data, so
+#    that another copy of the program can go on with it.
+# 3. Optimizer state is there from the second step on. A step function is called once before; for a
+#    program whose first step is captured, the state is made by a bare update (`_update.py`).
+# 4. Where rewrites in reserve would change a piece, a further step is recorded with them; where the
 #    others have changed one, another without any, if that is wanted. A program that ends before has
 #    still been captured once.
-# 4. In the end everything is as it was; see Note [Exchange].
+# 5. In the end everything is as it was; see Note [Exchange].
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ import gc
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -39,18 +42,20 @@ from legroom.capture._autograd import BackwardCall, is_leaf, observe_backward
 from legroom.capture._dynamo import Rewrite
 from legroom.capture._fake import ExchangedState, is_fake
 from legroom.capture._fake_rules import fake_rules
+from legroom.capture._fork import can_fork, in_copy
 from legroom.capture._graph import Graph, NotCaptured
 from legroom.capture._heap import nested_tensors, scan_heap
 from legroom.capture._kinds import Kind, Phase
 from legroom.capture._loaders import loaders_without_workers
-from legroom.capture._modules import ModulePaths, ModuleWatch, repeated_blocks
-from legroom.capture._pieces import Pieces, SourceInfo
+from legroom.capture._modules import Call, ModulePaths, ModuleWatch, repeated_blocks
+from legroom.capture._pieces import LearnedOutputs, Pieces, SourceInfo
 from legroom.capture._reads import answered_reads
 from legroom.capture._rnn import rnn_operations
 from legroom.capture._sites import is_model_code, line_of
 from legroom.capture._step_graph import build_graph
 from legroom.capture._steps import AbstractTrainingObserver
 from legroom.capture._trace import Recorder
+from legroom.capture._update import make_state
 from legroom.errors import CaptureFailedError, NothingCapturedError
 
 
@@ -82,41 +87,91 @@ class Capture:
     without_reserve: Graph | None = None
 
 
-@final
-@dataclass(frozen=True)
-class _Recorded:
-    """A step that was recorded with its pieces."""
-
-    span: range
-    num_pieces: int
-    not_captured: tuple[NotCaptured, ...]
-    sources: tuple[SourceInfo, ...]
-    rewritten_by: tuple[Rewrite, ...]
-
-
-class _Form(enum.Enum):
-    """What the pieces of a recorded step are; see Note [Four steps], rule 3."""
+class CapturedForm(enum.Enum):
+    """What the pieces of a recorded step are; see Note [Captured steps], rule 4."""
 
     FIRST = "with the rewrites"
     AS_WRITTEN = "without any"
     RESERVE = "with those in reserve as well"
 
 
-class _Step(enum.Enum):
+class CaptureStep(enum.Enum):
+    """What a step that runs is captured for; see Note [Captured steps], rule 2."""
+
     WARM = "first step, which makes the optimizer's state"
     PLAIN = "the plain step"
+    PLAIN_AGAIN = "the plain step once more"
     LEARN = "capturing modules"
     PIECES = "tracing forward and backward"
+
+
+WHOLE = (CaptureStep.WARM, CaptureStep.PLAIN, CaptureStep.LEARN, CaptureStep.PIECES)
+"""The steps that capture everything in one process."""
+
+
+@final
+@dataclass(frozen=True)
+class PlainStep:
+    """The plain step, and which calls of modules are to become pieces.
+
+    Attributes:
+        calls: Of each call of a module from outside all others: `id()` of the module, its path, and
+            why it cannot be captured, or nothing.
+    """
+
+    graph: Graph
+    calls: tuple[tuple[int, str, str], ...]
+
+
+@final
+@dataclass(frozen=True)
+class FormedStep:
+    """A step that was recorded with its pieces, in one form."""
+
+    graph: Graph
+    sources: tuple[SourceInfo, ...]
+    rewritten_by: tuple[Rewrite, ...]
+
+
+def capture_of(
+    plain: Graph, forms: Mapping[CapturedForm, FormedStep], *, seconds: float
+) -> Capture:
+    """The plain step and the forms of it with pieces, put together.
+
+    Raises:
+        NothingCapturedError: There are no pieces.
+    """
+    first = forms[CapturedForm.FIRST]
+    if not first.graph.num_pieces:
+        own = first.graph.not_captured[len(plain.not_captured) :]
+        raise NothingCapturedError(tuple(f"{note.what}: {note.why}" for note in own))
+
+    def of(form: FormedStep) -> Capture:
+        planned = replace(form.graph, blocks=plain.blocks)
+        return Capture(plain, planned, seconds, form.sources, form.rewritten_by)
+
+    capture = of(first)
+    if CapturedForm.RESERVE in forms:
+        reserve = of(forms[CapturedForm.RESERVE])
+        capture = replace(capture, reserve=replace(reserve, without_reserve=capture.planned))
+    if CapturedForm.AS_WRITTEN in forms:
+        capture = replace(capture, as_written=of(forms[CapturedForm.AS_WRITTEN]))
+    return capture
 
 
 class StepCapture(AbstractTrainingObserver):
     """Captures the steps of a program while somebody runs it.
 
     Whoever runs it calls `start`, then `step_ends` at the end of each step until it returns True,
-    then `finish`; and lets it hear of optimizers and backward passes, as a `StepFinder` does with
-    its observer. `abandon` puts everything back wherever it stands.
+    then takes what was captured; and lets it hear of optimizers and backward passes, as a
+    `StepFinder` does with its observer. `abandon` puts everything back wherever it stands.
 
     Args:
+        steps: What the steps that run are captured for, in order.
+        calls: Which calls become pieces, as a `PlainStep` of the same program has them; for `steps`
+            without the plain step.
+        learned: What another copy of the program has learned of its graphs; for `steps` without
+            the one that learns it.
         models: Modules whose calls become pieces; none named: all that are called from outside.
         exactness: What plans may change; decides how recurrent layers are captured.
         rewrites: Change graphs before they are differentiated.
@@ -124,11 +179,19 @@ class StepCapture(AbstractTrainingObserver):
         reserve: The rewrites of a further capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
+
+    Attributes:
+        plain: The plain step, as soon as it was recorded.
+        learned: What was learned of TorchDynamo's graphs, by their key.
+        forms: The steps with pieces that were recorded so far.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - see above
         self,
         *,
+        steps: tuple[CaptureStep, ...] = WHOLE,
+        calls: tuple[tuple[int, str, str], ...] = (),
+        learned: LearnedOutputs | None = None,
         models: Iterable[nn.Module] = (),
         exactness: str = "bitwise",
         rewrites: tuple[Rewrite, ...] = (),
@@ -137,26 +200,29 @@ class StepCapture(AbstractTrainingObserver):
         forgets: bool = True,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
+        self.plain: PlainStep | None = None
+        self.learned: LearnedOutputs = {} if learned is None else learned
+        self.forms: dict[CapturedForm, FormedStep] = {}
+        self._calls = calls
         self._models = list(models)
         self._exactness = exactness
         self._rewrites = rewrites
         self._as_written, self._reserve = as_written, reserve
-        self._form = _Form.FIRST
-        self._further: list[tuple[_Form, tuple[Rewrite, ...]]] = []
-        self._recorded: dict[_Form, _Recorded] = {}
+        self._form = CapturedForm.FIRST
+        self._further: list[tuple[CapturedForm, tuple[Rewrite, ...]]] = []
         self._forgets = forgets
         self._on_progress = on_progress or (lambda text: None)
         self._open = contextlib.ExitStack()
-        self._steps = list(_Step)
-        self._spans: dict[_Step, range] = {}
-        self._began = 0.0
-        self._optimizers: list[Optimizer] = []
+        self._steps = list(steps)
         self._pieces: Pieces | None = None
-
-    # Steps ---------------------------------------------------------------------------------------
+        self._first = 0
+        self._optimizers: list[Optimizer] = []
+        self._made_state: dict[int, torch.Tensor] = {}
+        self._left_real_bytes = 0
+        self._began = 0.0
 
     def start(self) -> None:
-        """Exchange everything for fakes and record from here on."""
+        """Exchange the program's state for fakes, and record from here on."""
         self._began = time.perf_counter()
         gc.collect()
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -172,57 +238,81 @@ class StepCapture(AbstractTrainingObserver):
         self._open.enter_context(answered_reads(self._recorder))
         self._plain_hooks = contextlib.ExitStack()
         self._open.enter_context(self._plain_hooks)
+        if self._steps[0] is not CaptureStep.WARM:
+            self._make_state()
         self._begin(self._steps[0])
 
     def step_ends(self) -> bool:
         """A step has ended; True when all that were needed have."""
         step = self._steps.pop(0)
-        self._spans[step] = range(self._first, self._recorder.position)
         self._label()
-        if step is _Step.PLAIN:
+        span = range(self._first, self._recorder.position)
+        if step in (CaptureStep.PLAIN, CaptureStep.PLAIN_AGAIN):
             self._plain_hooks.close()
+            self._note_plain(span)
         if self._pieces is not None:
             self._pieces.step_ends()
-        if step is _Step.PIECES:
-            if self._leave_out_unfaithful():
-                self._steps.append(_Step.PIECES)  # once more, without them
+            self.learned.update(self._pieces.learned())
+        if step is CaptureStep.PIECES:
+            if self._leave_out_unfaithful(span):
+                self._steps.append(CaptureStep.PIECES)  # once more, without them
             else:
-                self._note_recorded()
+                self._note_pieces(span)
         if self._steps:
             self._begin(self._steps[0])
         return not self._steps
 
-    def _leave_out_unfaithful(self) -> bool:
+    def _note_plain(self, span: range) -> None:
+        """Keep the plain step that was recorded."""
+        calls = tuple((id(call.module), call.path, call.why_not) for call in self._watch.calls)
+        graph = build_graph(
+            self._recorder,
+            span,
+            blocks=repeated_blocks(self._watch),
+            not_captured=self._assumptions(),
+        )
+        self.plain = PlainStep(graph, calls)
+
+    def _leave_out_unfaithful(self, span: range) -> bool:
         """See Note [Pieces], rule 4; whether there were any."""
         if self._exactness != "bitwise" or self._pieces is None:
             return False
-        operations = [self._recorder.operations[place] for place in self._spans[_Step.PIECES]]
+        operations = [self._recorder.operations[place] for place in span]
         return self._pieces.leave_out_unfaithful(operations)
 
-    def _note_recorded(self) -> None:
-        """Keep what was recorded; see Note [Four steps], rule 3, for what comes next."""
+    def _note_pieces(self, span: range) -> None:
+        """Keep what was recorded; see Note [Captured steps], rule 4, for what comes next."""
         assert self._pieces is not None, "legroom: no pieces after the last step"
-        self._recorded[self._form] = _Recorded(
-            span=self._spans[_Step.PIECES],
+        graph = build_graph(
+            self._recorder,
+            span,
             num_pieces=len(self._pieces.codes),
-            not_captured=tuple(self._pieces.not_captured()),
-            sources=tuple(source.info() for source in self._pieces.sources),
-            rewritten_by=self._pieces.rewritten_by,
+            not_captured=(*self._assumptions(), *self._pieces.not_captured()),
         )
-        if self._form is _Form.FIRST:
+        sources = tuple(source.info() for source in self._pieces.sources)
+        self.forms[self._form] = FormedStep(graph, sources, self._pieces.rewritten_by)
+        if self._form is CapturedForm.FIRST:
             if self._pieces.would_change(self._reserve):  # first: some budgets need it
-                self._further.append((_Form.RESERVE, self._reserve))
+                self._further.append((CapturedForm.RESERVE, self._reserve))
             if self._as_written and self._pieces.rewritten_by:
-                self._further.append((_Form.AS_WRITTEN, ()))
+                self._further.append((CapturedForm.AS_WRITTEN, ()))
         if self._further:
             self._form, rewrites = self._further.pop(0)
             self._pieces.start_over(rewrites)
-            self._steps.append(_Step.PIECES)  # once more
+            self._steps.append(CaptureStep.PIECES)  # once more
 
     @property
     def is_enough(self) -> bool:
         """Whether `finish` has something to hand over, although more steps may come."""
-        return bool(self._recorded)
+        return bool(self.forms)
+
+    @property
+    def missing_forms(self) -> tuple[tuple[CapturedForm, tuple[Rewrite, ...]], ...]:
+        """The forms that further steps would be captured in, with their rewrites."""
+        if not self.forms or self._form in self.forms:
+            return ()
+        rewrites = self._reserve if self._form is CapturedForm.RESERVE else ()
+        return ((self._form, rewrites), *self._further)
 
     def finish(self) -> Capture:
         """Put everything back and hand over what was captured.
@@ -230,36 +320,10 @@ class StepCapture(AbstractTrainingObserver):
         Raises:
             NothingCapturedError: No call of a module could be captured.
         """
-        assert self.is_enough, "legroom: finish() before the last step has ended"
+        assert self.plain is not None, "legroom: finish() before the last step has ended"
         self.abandon()
-        first = self._recorded[_Form.FIRST]
-        if not first.num_pieces:
-            reasons = tuple(f"{note.what}: {note.why}" for note in first.not_captured)
-            raise NothingCapturedError(reasons)
-        blocks = repeated_blocks(self._watch)
-        assumed = tuple(self._assumptions())
-        plain = build_graph(
-            self._recorder, self._spans[_Step.PLAIN], blocks=blocks, not_captured=assumed
-        )
         seconds = time.perf_counter() - self._began
-
-        def built(recorded: _Recorded) -> Capture:
-            planned = build_graph(
-                self._recorder,
-                recorded.span,
-                blocks=blocks,
-                num_pieces=recorded.num_pieces,
-                not_captured=assumed + recorded.not_captured,
-            )
-            return Capture(plain, planned, seconds, recorded.sources, recorded.rewritten_by)
-
-        capture = built(first)
-        if _Form.RESERVE in self._recorded:
-            reserve = built(self._recorded[_Form.RESERVE])
-            capture = replace(capture, reserve=replace(reserve, without_reserve=capture.planned))
-        if _Form.AS_WRITTEN in self._recorded:
-            capture = replace(capture, as_written=built(self._recorded[_Form.AS_WRITTEN]))
-        return capture
+        return capture_of(self.plain.graph, self.forms, seconds=seconds)
 
     def abandon(self) -> None:
         """Put everything back as it was. Safe to call twice."""
@@ -267,33 +331,66 @@ class StepCapture(AbstractTrainingObserver):
             self._pieces.remove()
         self._open.close()
 
-    def _begin(self, step: _Step) -> None:
+    def _begin(self, step: CaptureStep) -> None:
         self._on_progress(step.value)
         self._first = self._recorder.position
         self._recorder.phase = Phase.OTHER
-        if step is _Step.PLAIN:
-            self._plain_hooks.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
-            self._plain_hooks.enter_context(self._watch.installed())
-            self._recorder.current_module = lambda: self._watch.current
-            self._recorder.on_forward = self._count_operation
-        elif step is _Step.LEARN:
-            self._recorder.on_forward = None
-            self._pieces = Pieces(
-                self._recorder,
-                self._paths,
-                self._watch.calls,
-                self._models,
-                rewrites=self._rewrites,
-                forgets=self._forgets,
-            )
-            self._open.enter_context(rnn_operations(self._exactness))
-            self._pieces.install()
-        elif step is _Step.PIECES and self._pieces is not None:
-            self._pieces.is_learning = False
+        if step in (CaptureStep.PLAIN, CaptureStep.PLAIN_AGAIN):
+            self._begin_plain()
+        elif self._pieces is None and step is not CaptureStep.WARM:
+            self._install_pieces()
+        if self._pieces is not None:
+            self._pieces.is_learning = step is CaptureStep.LEARN
+
+    def _begin_plain(self) -> None:
+        self._watch = ModuleWatch(self._paths)
+        self._plain_hooks.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
+        self._plain_hooks.enter_context(self._watch.installed())
+        self._recorder.current_module = lambda: self._watch.current
+        self._recorder.on_forward = self._count_operation
+
+    def _install_pieces(self) -> None:
+        self._recorder.on_forward = None
+        calls = self._watch.calls or self._known_calls()
+        self._pieces = Pieces(
+            self._recorder,
+            self._paths,
+            calls,
+            self._models,
+            learned=self.learned,
+            rewrites=self._rewrites,
+            forgets=self._forgets,
+        )
+        self._open.enter_context(rnn_operations(self._exactness))
+        self._pieces.install()
+
+    def _known_calls(self) -> list[Call]:
+        """The calls that another copy of this program has seen."""
+        modules = {id(module): module for module in scan_heap().modules}
+        calls = []
+        for identity, path, why_not in self._calls:
+            module = modules.get(identity)
+            if module is None:  # made within the step: its calls are counted all the same
+                reason = why_not or "its module is made anew in each step"
+                calls.append(Call(nn.Module(), path, reason))
+            else:
+                self._paths.add_root(module)
+                calls.append(Call(module, path, why_not))
+        return calls
 
     def _count_operation(self, module: str) -> None:
         self._watch.num_operations[module] += 1
+
+    def _make_state(self) -> None:
+        """See Note [Captured steps], rule 3."""
+        self._recorder.phase = Phase.OPTIMIZER
+        for optimizer in self._optimizers:
+            if not optimizer.state:
+                make_state(optimizer)
+                self._made_state.update((id(param), param) for param in optimizer.state)
+        self._recorder.phase = Phase.OTHER
+        self._label()
 
     # State ---------------------------------------------------------------------------------------
 
@@ -363,8 +460,20 @@ class StepCapture(AbstractTrainingObserver):
         """The optimizer phase begins; gradients are complete."""
         if not any(known is optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
+        self._drop_needless_state(optimizer)
         self._label()
         self._recorder.phase = Phase.OPTIMIZER
+
+    def _drop_needless_state(self, optimizer: Optimizer) -> None:
+        """Take state that we have made from the books, of parameters that got no gradient."""
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if self._made_state.pop(id(param), None) is None or param.grad is not None:
+                    continue
+                for _, tensor in nested_tensors("", optimizer.state.pop(param, {})):
+                    raw = self._recorder.find(tensor)
+                    if raw is not None:
+                        raw.num_bytes = 0
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """The optimizer phase ends."""
@@ -402,7 +511,35 @@ class StepCapture(AbstractTrainingObserver):
             yield NotCaptured(f"sizes made by {', '.join(sorted(names))}", reason)
 
 
-def capture_step(  # noqa: PLR0913 - one keyword for each thing that is captured
+def capture_step(step: Callable[[], object], **options: Any) -> Capture:
+    """Capture a training step: forward, loss, backward and optimizer.
+
+    The step is called four times, and once more for each further capture, on tensors that have no
+    memory, in a copy of this process: nothing that it does remains here. Where there can be no
+    copy (see Note [Fork], rule 5), it is called here; parameters, buffers, gradients, optimizer
+    state and random numbers are put back then, and what the step keeps elsewhere is not.
+
+    Args:
+        step: Runs one training step.
+        **options: Those of `capture_here`.
+
+    Raises:
+        CaptureFailedError: The step raised an exception.
+        NothingCapturedError: No call of a module could be captured.
+    """
+    if not can_fork():
+        return capture_here(step, **options)
+    on_progress = options.pop("on_progress", None)
+    try:
+        return in_copy(
+            lambda report: capture_here(step, on_progress=report, **options),
+            on_progress=on_progress,
+        )
+    except OSError:  # no room for a copy
+        return capture_here(step, on_progress=on_progress, **options)
+
+
+def capture_here(  # noqa: PLR0913 - one keyword for each thing that is captured
     step: Callable[[], object],
     *,
     models: Iterable[nn.Module] = (),
@@ -413,11 +550,7 @@ def capture_step(  # noqa: PLR0913 - one keyword for each thing that is captured
     forgets: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> Capture:
-    """Capture a training step: forward, loss, backward and optimizer.
-
-    The step is called four times, and once more for each further capture, on tensors that have no
-    memory.
-    Afterwards parameters, buffers, gradients, optimizer state and random numbers are as they were.
+    """Capture a training step in this process; see `capture_step`.
 
     Args:
         step: Runs one training step.
@@ -428,13 +561,6 @@ def capture_step(  # noqa: PLR0913 - one keyword for each thing that is captured
         reserve: The rewrites of a further capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
         on_progress: Is told what comes next, in a few words.
-
-    Raises:
-        CaptureFailedError: The step raised an exception.
-        NothingCapturedError: No call of a module could be captured.
-
-    Limits: what the step keeps elsewhere is not put back: an iterator over batches has moved on,
-    a list of losses holds fake tensors.
     """
     capture = StepCapture(
         models=models,

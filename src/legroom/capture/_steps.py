@@ -104,6 +104,15 @@ class StepFinder:
             hooks.enter_context(self._noticing_calls_of_backward())
             yield
 
+    def owned_tensors(self) -> list[torch.Tensor]:
+        """Everything that the optimizers made so far update."""
+        return [
+            param
+            for optimizer in self._made
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ]
+
     def retire(self) -> None:
         """Report nothing more, and take every hook off at the next safe moment.
 

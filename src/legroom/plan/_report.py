@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, final
 
+import torch
+
 from legroom import tiers, variants, ways
 from legroom.capture import Capture, Graph
 from legroom.errors import UsageError
@@ -23,6 +25,7 @@ from legroom.meter import (
     parse_device,
     tier_speed,
 )
+from legroom.plan._measured import MeasuredStep
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._planner import Planner
@@ -96,6 +99,30 @@ def _report(
         ),
         peak_kinds={kind.value: num for kind, num in planner.plain.kinds.items()},
         phase_peaks=planner.plain.phase_peaks,
+    )
+
+
+def report_of_measured(measured: MeasuredStep, options: PlanOptions, *, target: str) -> PlanReport:
+    """What is known of a step that could not be captured: a real one was measured."""
+    return PlanReport(
+        target=target,
+        device=measured.device,
+        torch_version=torch.__version__,
+        plain_peak_bytes=measured.peak_bytes,
+        floor_peak_bytes=measured.peak_bytes,
+        state_bytes=measured.opening_bytes,
+        step_ms=measured.step_ms,
+        measured_share=1.0,
+        num_tensors=0,
+        num_operations=0,
+        num_pieces=0,
+        ways=(),
+        exactness=options.exactness,
+        capture_s=0.0,
+        solve_s=0.0,
+        frontier=(),
+        presets=(),
+        not_planned=(("the step", f"it could not be captured: {measured.why}", None),),
     )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from legroom.capture import Capture, Graph, Kind, Phase, StepCapture, StepFinder, capture_step
+from legroom.capture import Capture, Graph, Kind, Phase, StepCapture, StepFinder, capture_here
 from legroom.errors import CaptureFailedError, NothingCapturedError
 
 LOGGER = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def mlp():
 
 def capture_of(net, *, x=None, optimizer=None, **kwargs):
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
-    return capture_step(training(net, optimizer, torch.randn(16, 8) if x is None else x, **kwargs))
+    return capture_here(training(net, optimizer, torch.randn(16, 8) if x is None else x, **kwargs))
 
 
 def check(graph):
@@ -168,7 +168,7 @@ def test_everything_is_put_back(is_warm):
     rate, epoch = optimizer.param_groups[0]["lr"], scheduler.last_epoch
     seeds = torch.get_rng_state(), random.getstate()
     with torch._dynamo.config.patch(recompile_limit=5):
-        capture_step(step)
+        capture_here(step)
         assert torch._dynamo.config.recompile_limit == 5
     after = snapshot(net, optimizer)
     assert len(after) == len(before)
@@ -197,7 +197,7 @@ def test_training_goes_on_with_the_same_bits():
         step = training(net, optimizer, torch.randn(16, 8))
         step()
         if is_captured:
-            capture_step(step)
+            capture_here(step)
         step()
         return [param.detach().clone() for param in net.parameters()]
 
@@ -215,7 +215,7 @@ def test_an_error_in_the_step_puts_everything_back():
     with pytest.raises(
         CaptureFailedError, match=r"memory at .*test_step_capture\.py:\d+: KeyError"
     ):
-        capture_step(step)
+        capture_here(step)
     assert all(map(torch.equal, before, net.parameters()))
     assert all(param.grad is None for param in net.parameters())
     assert not torch._C._len_torch_dispatch_stack()
@@ -324,7 +324,7 @@ def test_values_that_are_read_are_assumed():
         loss.backward()
         optimizer.step()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     assert set(seen) == {1.0}
     (note,) = capture.plain.not_captured
     assert note.what.startswith("values read at ")
@@ -342,7 +342,7 @@ def test_a_mask_that_is_drawn_may_select_everything():
         sizes.append(len(kept))
         kept.square().mean().backward()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     assert set(sizes) == {4}
     assert "every element is taken to be selected" in capture.plain.not_captured[0].why
 
@@ -373,7 +373,7 @@ def test_formats_and_arrays_are_values_that_are_read(read, expected):
         optimizer.step()
         seen.append(read(loss, norm))
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     assert set(seen) == {expected}
     (note,) = capture.plain.not_captured
     assert note.what.startswith("values read at ")
@@ -391,7 +391,7 @@ def test_arrays_of_tensors_with_gradients_fail_as_in_plain_runs():
         loss.numpy()
 
     with pytest.raises(CaptureFailedError, match=r"numpy\(\) on Tensor that requires grad"):
-        capture_step(step)
+        capture_here(step)
 
 
 def test_values_of_data_are_known():
@@ -403,7 +403,7 @@ def test_values_of_data_are_known():
         widths.append(longest)
         net(torch.randn(longest, 8)).sum().backward()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     assert set(widths) == {5}
     assert capture.plain.not_captured == ()
 
@@ -420,7 +420,7 @@ def test_numbers_made_of_nothing_are_known():
         read.append(int(unknown.sum()))
         net(torch.randn(4, 8)).sum().backward()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     assert set(read[::2]) == {21}
     assert set(read[1::2]) == {1}
     assert len(capture.plain.not_captured) == 1
@@ -475,7 +475,7 @@ def test_double_backward_stays_as_it_is():
         loss.backward()
         optimizer.step()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     check(capture.planned)
     assert "create_graph=True" in notes_of(capture)
     assert capture.planned.num_pieces == 2
@@ -499,7 +499,7 @@ def test_evaluating_in_between_needs_no_nested_tensors():
         optimizer.step()
         optimizer.zero_grad()
 
-    assert capture_step(step).planned.operations
+    assert capture_here(step).planned.operations
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -530,11 +530,11 @@ def test_two_models_have_two_names():
         second(first(torch.randn(4, 8))).sum().backward()
         optimizer.step()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     check(capture.planned)
     assert capture.planned.num_pieces == 2
     assert {"0.weight", "Linear.weight"} <= {each.name for each in capture.planned.tensors}
-    only = capture_step(step, models=[first])
+    only = capture_here(step, models=[first])
     assert only.planned.num_pieces == 1
     assert "none of the models" in notes_of(only)
 
@@ -549,7 +549,7 @@ def test_gradients_are_accumulated_in_place():
             net(torch.randn(2, 64)).sum().backward()
         optimizer.step()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     for graph in (capture.plain, capture.planned):
         check(graph)
         assert len(used(graph, Kind.GRADIENTS)) == 1
@@ -577,7 +577,7 @@ def test_outputs_without_gradients_cost_nothing_in_backward():
         loss.backward()
         optimizer.step()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     check(capture.planned)
     backward = [op for op in capture.planned.operations if op.phase is Phase.BACKWARD]
     assert not any("zeros" in op.name for op in backward)
@@ -614,7 +614,7 @@ def test_the_gradient_of_an_output_dies_once_it_was_read():
         (output.exp().sum() + output.square().sum()).backward()
         optimizer.step()
 
-    graph = capture_step(step).planned
+    graph = capture_here(step).planned
     check(graph)
     last = max(op.index for op in graph.operations if op.phase is Phase.BACKWARD)
     piece = [op for op in graph.operations if op.phase is Phase.BACKWARD and op.piece >= 0]
@@ -638,7 +638,7 @@ def test_checkpointed_calls_are_left_alone():
         other(checkpoint(net, torch.randn(4, 8), use_reentrant=False)).sum().backward()
         optimizer.step()
 
-    capture = capture_step(step)
+    capture = capture_here(step)
     check(capture.planned)
     assert "saved-tensor hooks" in notes_of(capture)
     assert capture.planned.num_pieces == 1
@@ -658,7 +658,7 @@ def test_compiled_models_are_captured_all_the_same():
 def test_a_step_without_modules_says_so():
     weight = torch.randn(4, requires_grad=True)
     with pytest.raises(NothingCapturedError, match="the step calls no module"):
-        capture_step(lambda: weight.square().sum().backward())
+        capture_here(lambda: weight.square().sum().backward())
     assert weight.grad is None
 
 
@@ -670,7 +670,7 @@ def test_nothing_captured_names_the_reasons():
             net(torch.randn(2, 8))
 
     with pytest.raises(NothingCapturedError, match="runs without gradients"):
-        capture_step(step)
+        capture_here(step)
 
 
 def test_repeated_blocks_are_found():
@@ -703,7 +703,7 @@ def test_the_plain_peak_is_the_real_one():
     for event in sorted(events, key=lambda each: each.start_ns()):
         live += event.nbytes()
         peak = max(peak, live)
-    graph = capture_step(step).plain
+    graph = capture_here(step).plain
     opening = [tensor for tensor in graph.tensors if tensor.producer < 0]
     touched = {index for op in graph.operations for index in (*op.reads, *op.updates)}
     state = sum(tensor.num_bytes for tensor in opening if tensor.index in touched)

@@ -228,7 +228,7 @@ def test_ctrl_c_is_one_line_and_its_code(monkeypatch, tmp_path, capsys, command,
         raise KeyboardInterrupt
 
     scripted = importlib.import_module("legroom.plan._scripted")
-    monkeypatch.setattr(scripted._Run, "run", lambda self: None)
+    monkeypatch.setattr(scripted, "_captured", lambda script, options, on_progress: None)
     monkeypatch.setattr(scripted, "build_report", interrupt)
     monkeypatch.setattr(_vary.subprocess, "run", interrupt)
     monkeypatch.chdir(tmp_path)
