@@ -155,6 +155,11 @@ class ModuleWatch:
         """Path of the innermost module that is running; `""` outside all of them."""
         return self._stack[-1][1] if self._stack else ""
 
+    @property
+    def is_in_model(self) -> bool:
+        """Whether a module that has parameters is running."""
+        return any(has_parameters(module) for module, _ in self._stack)
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Have the hooks on while the context is open."""
@@ -214,6 +219,11 @@ class ModuleWatch:
             if number is not None and number < len(self.calls):
                 call = self.calls[number]
                 call.why_not = "gradients of its gradients are taken (create_graph=True)"
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Whether it, or a part of it, has parameters."""
+    return any(True for _ in module.parameters())
 
 
 def saving_is_hooked() -> bool:

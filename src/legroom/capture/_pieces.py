@@ -48,7 +48,13 @@ from legroom.capture._dynamo import (
 from legroom.capture._graph import NotCaptured
 from legroom.capture._joint import Output, PieceCode, read_joint_graph
 from legroom.capture._kinds import Phase
-from legroom.capture._modules import Call, ModulePaths, ModuleWatch
+from legroom.capture._modules import (
+    Call,
+    FunctionShell,
+    ModulePaths,
+    ModuleWatch,
+    has_parameters,
+)
 from legroom.capture._trace import RawOperation, Recorder
 
 LearnedOutputs = dict[str, tuple[frozenset[int], frozenset[int]]]
@@ -144,6 +150,7 @@ class Pieces:
         self._watch = ModuleWatch(paths)
         self._num_calls = 0
         self._depth = 0
+        self._is_in_model = False
         self._root = ""
         self._open = contextlib.ExitStack()
 
@@ -152,6 +159,7 @@ class Pieces:
         self._open.enter_context(without_traces(forgets=self._forgets))
         self._open.enter_context(dynamo_settings())
         self._recorder.current_module = lambda: self._watch.current
+        self._recorder.is_in_model = lambda: self._is_in_model or self._watch.is_in_model
         for module in {id(call.module): call.module for call in self._calls}.values():
             if not self._models or id(module) in self._models:
                 original = call_that_is_set(module)
@@ -238,12 +246,14 @@ class Pieces:
         plain = own_call(module)
         path = self._paths.path(module)
         compiled = captured(plain, self._backend)
+        is_model = has_parameters(module) or isinstance(module, FunctionShell)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return plain(*args, **kwargs)
             number, self._num_calls = self._num_calls, self._num_calls + 1
             self._depth += 1
+            self._is_in_model = is_model
             try:
                 if self._is_captured(number, path):
                     try:
@@ -255,6 +265,7 @@ class Pieces:
                     return plain(*args, **kwargs)
             finally:
                 self._depth -= 1
+                self._is_in_model = False
 
         return call
 

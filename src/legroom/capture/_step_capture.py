@@ -348,6 +348,7 @@ class StepCapture(AbstractTrainingObserver):
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
         self._plain_hooks.enter_context(self._watch.installed())
         self._recorder.current_module = lambda: self._watch.current
+        self._recorder.is_in_model = lambda: self._watch.is_in_model
         self._recorder.on_forward = self._count_operation
 
     def _install_pieces(self) -> None:

@@ -20,6 +20,8 @@ See Note [Recording].
 #    (`if mask.all()`). Other values are not known, nor are those of a real tensor once something
 #    unknown was written into it. A single random number is taken to be a half: models skip layers
 #    by `if torch.rand([]) < 0.1`; so is a number of an optimizer, which may divide by one less it.
+# 6. Outside of models, what is made of nothing or of real tensors is data: it is computed, and its
+#    values are what they are in plain training. Only what was there before is not written to.
 
 from __future__ import annotations
 
@@ -114,6 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storages: In the order in which they were first seen.
         phase: What the program is doing; set by whoever knows.
         current_module: Tells the path of the module that is running.
+        is_in_model: Tells whether that is, or is in, one that has parameters.
         on_forward: Is told the module of every operation of forward.
         assumed: Source lines at which an unknown value was read, with how often.
         guessed: Operations whose sizes were guessed, by what was assumed.
@@ -127,6 +130,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sites = SiteTable()
         self.phase = Phase.OTHER
         self.current_module: Callable[[], str] = lambda: ""
+        self.is_in_model: Callable[[], bool] = lambda: True
         self.assumed: dict[int, int] = {}
         self.guessed: dict[str, set[str]] = {}
         self.on_forward: Callable[[str], None] | None = None
@@ -257,7 +261,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _stays_real(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
-        """See Note [Recording], rule 5."""
+        """See Note [Recording], rules 5 and 6."""
+        if self.phase is Phase.OTHER and not self.is_in_model():
+            return self._is_data(func, args, kwargs, tensors)
         if not tensors:
             return _makes_small_numbers(func, args, kwargs)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -272,6 +278,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and not any(raw is not None and raw.index in self._unknown for raw in known)
             and all(raw is not None and raw.is_made for raw in written)
         )
+
+    def _is_data(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> bool:
+        """See Note [Recording], rule 6."""
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return False
+        if func.is_view and func.overloadpacket.__name__ in _LIFTS:
+            return False
+        raws = [self.find(tensor) for tensor in tensors]
+        written = [self.find(tensor) for tensor in _written_by(func, args, kwargs)]
+        is_known = not any(raw is not None and raw.index in self._unknown for raw in raws)
+        return is_known and all(raw is not None and raw.is_made for raw in written)
 
     def _ruled(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a rule of ours says, given the values that are known; see Note [Fake rules]."""
