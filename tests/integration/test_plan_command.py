@@ -95,7 +95,7 @@ def test_what_costs_time_is_done_where_the_script_trains_long_enough(legroom):
     plans = []
     for num_steps in (4, 5):
         run = legroom(
-            "plan", "--exactness", "rounding", "--budget", "floor", "--points", "0", "--json", "-",
+            "plan", "--exactness", "rounding", "--budget", "lowest", "--points", "0", "--json", "-",
             BLOCKS, "--steps", num_steps,
         )  # fmt: skip
         assert run.returncode == 0, run.stderr

@@ -328,7 +328,7 @@ def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int, least_bytes:
     """What a budget means, with so much outside the plan."""
     if budget.num_bytes is not None:
         return budget.num_bytes
-    if budget.is_floor or budget.is_free:
+    if budget.is_lowest or budget.is_free:
         inside = planner.bytes_of(budget)
         return max(inside + _room_above(inside) + outside_bytes, least_bytes)
     plain = planner.plain

@@ -174,7 +174,7 @@ class PlanOptions:
     def _faults_of_both(self) -> Iterator[str]:
         """Of a bound on the stash beside a budget that is looked for."""
         word = self.budget.strip().lower() if isinstance(self.budget, str) else ""
-        if self.stash is not None and word in ("free", "floor"):
+        if self.stash is not None and word in ("free", "lowest"):
             yield (
                 f"budget {self.budget!r} is looked for without a bound on the stash; give stash "
                 f"{self.stash!r} alone, or beside a size or a share"

@@ -187,7 +187,7 @@ class Planner:
 
     def bytes_of(self, budget: Budget) -> int:
         """What a budget means for this step."""
-        if budget.is_floor:
+        if budget.is_lowest:
             return self.floor_bytes
         if budget.is_free:
             return self.free_bytes
