@@ -99,12 +99,21 @@ _PLANNING = (
         "among its forms. `legroom ways` lists them.",
     ),
     click.option(
+        "--effort",
+        default="proportional",
+        show_default=True,
+        metavar="NAME",
+        help="proportional: planning takes as long as there is something to gain, within the time "
+        "limit; fixed: so much work, whatever the time, so that plans are repeatable.",
+    ),
+    click.option(
         "--time-limit",
         "time_limit_s",
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="Longest time to solve for one budget; then the best plan so far is taken.",
+        help="Longest time for all that planning for one budget does; then the best plan so far is "
+        "taken.",
     ),
 )
 _FITTING = (
@@ -191,6 +200,7 @@ class PlanningChoice:
     without: tuple[str, ...]
     exactness: str
     preset: str | None
+    effort: str
     time_limit_s: float
 
     @property
@@ -223,6 +233,7 @@ class PlanningChoice:
             check_every=check_every,
             preset=self.preset,
             device=device,
+            effort=self.effort,
             time_limit_s=self.time_limit_s,
             num_points=num_points,
         )

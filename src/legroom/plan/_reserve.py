@@ -28,9 +28,9 @@ from typing import Generic, TypeVar
 from legroom.capture import Capture
 from legroom.errors import InfeasibleError
 from legroom.plan._budget import Budget
+from legroom.plan._effort import CLOSE_ENOUGH
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import Plan
-from legroom.plan.solvers import CLOSE_ENOUGH
 
 _SAME_PEAK = 1.005
 PlannedT = TypeVar("PlannedT")
