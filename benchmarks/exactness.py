@@ -21,7 +21,7 @@ from benchmarks.processes import one_line
 from legroom.errors import InfeasibleBudgetError
 from legroom.meter import PeakGauge
 
-LEVELS = ("75%", "50%", "floor")
+LEVELS = ("75%", "50%", "lowest")
 NUM_STEPS = 3
 
 
@@ -51,7 +51,7 @@ def _row(
     gc.collect()  # what earlier levels left behind would count
     case = build()
     started = time.perf_counter()
-    options = {"budget": level} if level == "floor" else {"activations": level}
+    options = {"budget": level} if level == "lowest" else {"activations": level}
     try:
         fitted = fit(case, **options)
         seen = [_step(case) for _ in range(NUM_STEPS - 1)]

@@ -41,4 +41,4 @@ def fit_near(case: Case, budget: str | int | None) -> legroom.Fitted:
     try:
         return fit_case(case, budget=budget)
     except InfeasibleBudgetError:
-        return fit_case(case, budget="floor")
+        return fit_case(case, budget="lowest")

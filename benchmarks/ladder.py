@@ -10,7 +10,7 @@ own that takes turns with plain. See Note [Rungs].
 # 2. Which names a rung adds comes from the registries: a new way finds its rung by itself.
 # 3. Fusing operations on the same elements cannot be left out. The first rung is that alone, with
 #    everything held that backward reads.
-# 4. Each rung is planned for two budgets. `free` is the lowest peak at 2 % more time, `floor` the
+# 4. Each rung is planned for two budgets. `free` is the lowest peak at 2 % more time, `lowest` the
 #    lowest of all. Those of one budget are in the same heat, where the machine's memory allows it.
 # 5. The rungs of a case share legroom's cache, so that all are planned with the same times of
 #    operations: a row differs from the one above by what it adds, not by what was timed anew.
@@ -27,7 +27,7 @@ from benchmarks.peers import Setting
 from legroom import variants, ways
 from legroom.plan import allowed_ways
 
-BUDGETS = ("free", "floor")
+BUDGETS = ("free", "lowest")
 MAX_GRADIENT_ERROR = 0.05
 """Of lossy plans: without a bound the floor would be reached with gradients of no use."""
 CASES = ("gpt2", "resnet50")

@@ -72,7 +72,7 @@ def measure_floor(name: str) -> dict[str, Any]:
         state_bytes, plain_bytes = planner.plain.state_bytes, planner.plain.peak_bytes
     del capture, planner, case
     fit = functools.partial(fit_case, disk=True)
-    (row,) = compare_levels(build, fit, levels=("floor",))
+    (row,) = compare_levels(build, fit, levels=("lowest",))
     return {
         "floors": floors,
         "state_bytes": state_bytes,
@@ -85,7 +85,7 @@ def measure_resident(name: str) -> dict[str, Any]:
     """By how much the process grows in a step at the floor, beside what the allocator counts."""
     legroom.return_freed_memory()
     case = cases.build(name)
-    handle = fit_case(case, budget="floor", disk=True)
+    handle = fit_case(case, budget="lowest", disk=True)
     for _ in range(MEASURED_STEPS):
         case.step()
     allocated = PeakGauge(torch.device("cpu"))

@@ -80,6 +80,7 @@ def _level_bytes(planner: Planner, level: str) -> int:
 def plan_row(planner: Planner, budget_bytes: int) -> dict[str, Any]:
     """The plan for a budget, or what was wrong; below the floor, whether the error is right."""
     started = time.perf_counter()
+    planner.allowance.renew()
     row: dict[str, Any] = {"budget_bytes": budget_bytes}
     try:
         plan = planner.plan(budget_bytes)

@@ -73,7 +73,7 @@ def measure_loss() -> dict[str, Any]:
     _, exact = _loss_row(LastLayer(torch.float64), None)
     for name in ("plain", "fitted"):
         model = LastLayer()
-        options = {"budget": "floor", "exactness": "rounding"} if name == "fitted" else None
+        options = {"budget": "lowest", "exactness": "rounding"} if name == "fitted" else None
         row, gradients = _loss_row(model, options)
         row["gradient_errors"] = [
             float((mine.double() - theirs).norm() / theirs.norm())
@@ -224,7 +224,7 @@ def _floors(name: str) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     for key, without in (("without", ("chunked-mlp",)), ("with", ())):
         report = legroom.plan(
-            step, budget="floor", exactness="rounding", without=without, points=0, time_limit_s=10
+            step, budget="lowest", exactness="rounding", without=without, points=0, time_limit_s=10
         )
         assert report.chosen is not None, "a budget without a plan"
         answer |= {"plain_peak_bytes": report.plain_peak_bytes, "step_ms": report.step_ms}
@@ -352,7 +352,7 @@ def _trained(name: str, encoding: str) -> dict[str, Any]:
             handle = legroom.fit(
                 model,
                 optimizer=optimizer,
-                budget="floor",
+                budget="lowest",
                 exactness="lossy",
                 ways=[encoding],
                 time_limit_s=2.0,
@@ -389,7 +389,7 @@ def measure_recipe(name: str) -> dict[str, Any]:
             case.step()
     peak_bytes = measure_peak(runs["plain"].step)
     handles = {}
-    options: dict[str, Any] = {"budget": "floor", "preset": name}
+    options: dict[str, Any] = {"budget": "lowest", "preset": name}
     for contestant in ("recipe", "planner"):
         case = runs[contestant]
         gc.collect()  # what others left behind is not this one's

@@ -20,7 +20,7 @@ AS_IT_COMES = {"glibc": "as it comes"}
 """Of plain: its process is not told to keep freed memory, as everybody else's is."""
 LINE: tuple[Setting, ...] = (
     *({"activations": f"{share}%"} for share in (70, 50, 35, 25, 15, 8)),
-    {"budget": "floor"},
+    {"budget": "lowest"},
 )
 """Shares of plain's activations, beside the state, where legroom's line is drawn; at plain's own
 peak it is met as a peer."""

@@ -21,7 +21,7 @@ from benchmarks.peers._peer import (
 )
 from legroom.errors import UsageError
 
-_LEAST = {"budget": "floor"}
+_LEAST = {"budget": "lowest"}
 
 
 class _Preset(AbstractPeer):

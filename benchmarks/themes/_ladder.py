@@ -26,7 +26,7 @@ _READY = "ready"
 _NOTHING = "–"
 _ABOUT_BUDGETS = (
     "Each row may use all that the rows above it may, and what it names. *Free*: the lowest peak "
-    "that is planned to take 2 % more time at most; *floor*: the lowest of all. *Change* is "
+    "that is planned to take 2 % more time at most; *lowest*: the lowest of all. *Change* is "
     "against the row above. Time is the median of the ratios to plain's step in the same round, "
     "with its 95 % interval: processor time, or the wall's where tensors lie on the disk. *Loss* "
     "and *gradients*: how far those of the first step are from plain's, the worse of the two "

@@ -119,7 +119,7 @@ def _convergence_section(seen: dict[str, Any]) -> Iterable[str]:
         body += _rows_of(model, answer["rows"])
     yield from (
         f"{shrink.NUM_STEPS} steps of Adam on generated data, seeds {shrink.SEEDS}; every tensor "
-        "is encoded that the way applies to (`ways=[...]`, budget `floor`). The final loss is the "
+        "is encoded that the way applies to (`ways=[...]`, budget `lowest`). The final loss is the "
         f"mean of the last {shrink.LAST_STEPS} steps.",
         "",
         *table(
@@ -173,7 +173,7 @@ def _recipe_section(seen: dict[str, Any]) -> Iterable[str]:
                 ]
             )
     yield from (
-        "Recipe: `legroom.fit(preset=NAME, budget=\"floor\")`, the leanest of its forms on our "
+        "Recipe: `legroom.fit(preset=NAME, budget=\"lowest\")`, the leanest of its forms on our "
         "graph. Planner: the same exactness, with the peak that was measured of the recipe as the "
         "budget. All three share a process, and peaks include what the others hold. Step times are "
         "relative to the median of plain, one thread, taking turns.",

@@ -93,7 +93,7 @@ def test_plan_for_another_device_says_it_is_modelled(legroom):
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_what_costs_time_is_captured_however_long_the_script_trains(legroom, num_steps):
     run = legroom(
-        "plan", "--exactness", "rounding", "--budget", "floor", "--points", "0", "--json", "-",
+        "plan", "--exactness", "rounding", "--budget", "lowest", "--points", "0", "--json", "-",
         BLOCKS, "--steps", num_steps,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

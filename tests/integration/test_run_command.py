@@ -61,7 +61,7 @@ def test_script_trains_the_same_within_the_budget(python, legroom):
 @pytest.mark.slow
 def test_what_costs_time_is_done_where_nothing_else_fits(legroom, python):
     options = ("run", "--exactness", "rounding", "--time-limit", "5", "--json", "-")
-    floor = legroom(*options, "--budget", "floor", "--without", "chunked-mlp", BLOCKS)
+    floor = legroom(*options, "--budget", "lowest", "--without", "chunked-mlp", BLOCKS)
     assert floor.returncode == 0, floor.stderr
     budget = json.loads(floor.stdout)["budget_bytes"] - 2**20
     run = legroom(*options, "--budget", budget, BLOCKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -32,11 +33,21 @@ module_option = click.option(
 script_argument = click.argument("script")
 script_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 
+_BUDGETS_IN_WORDS = """\b
+--budget 4GiB     The step holds at most so much.
+--budget 50%      The step holds at most half of what the plain step holds.
+--budget free     The step is as fast as plain, and as small as that allows.
+--budget lowest   The step is as small as any plan makes it, however slow.
+
+"""
+"""Shown right below the first sentence of a command's help: on its first screen."""
+
 _PLANNING = (
     click.option(
         "--budget",
         metavar="SIZE",
-        help="Most that the step may hold at once: 4GiB, or 50% of the plain step's peak.",
+        help="Most that the step may hold at once: 4GiB, 50% of the plain step's peak, free or "
+        "lowest.",
     ),
     click.option(
         "--activations",
@@ -88,12 +99,21 @@ _PLANNING = (
         "among its forms. `legroom ways` lists them.",
     ),
     click.option(
+        "--effort",
+        default="proportional",
+        show_default=True,
+        metavar="NAME",
+        help="proportional: planning takes as long as there is something to gain, within the time "
+        "limit; fixed: so much work, whatever the time, so that plans are repeatable.",
+    ),
+    click.option(
         "--time-limit",
         "time_limit_s",
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="Longest time to solve for one budget; then the best plan so far is taken.",
+        help="Longest time for all that planning for one budget does; then the best plan so far is "
+        "taken.",
     ),
 )
 _FITTING = (
@@ -129,7 +149,10 @@ _FITTING = (
 
 
 def planning_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say what to plan; they arrive as one, `planning`."""
+    """Give a command the options that say what to plan; they arrive as one, `planning`.
+
+    The command's help says which budgets there are.
+    """
     names = [item.name for item in fields(PlanningChoice)]
 
     @functools.wraps(command)
@@ -137,6 +160,8 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
         choice = PlanningChoice(**{name: given.pop(name) for name in names})
         command(planning=choice, **given)
 
+    first, _, rest = (inspect.getdoc(command) or "").partition("\n\n")
+    collected.__doc__ = f"{first}\n\n{_BUDGETS_IN_WORDS}{rest}"
     return _with_options(collected, _PLANNING)
 
 
@@ -175,6 +200,7 @@ class PlanningChoice:
     without: tuple[str, ...]
     exactness: str
     preset: str | None
+    effort: str
     time_limit_s: float
 
     @property
@@ -207,6 +233,7 @@ class PlanningChoice:
             check_every=check_every,
             preset=self.preset,
             device=device,
+            effort=self.effort,
             time_limit_s=self.time_limit_s,
             num_points=num_points,
         )

@@ -132,7 +132,8 @@ def _plan_apart(script: Script, options: PlanOptions, situation: str) -> PlanRep
 
 def _as_flags(options: PlanOptions) -> Iterator[str]:
     """The options of the command that plans without a budget: only the floor is of interest."""
-    yield from ("--exactness", options.exactness, "--time-limit", str(options.time_limit_s))
+    yield from ("--exactness", options.exactness, "--effort", options.effort)
+    yield from ("--time-limit", str(options.time_limit_s))
     if options.preset is not None:
         yield from ("--preset", options.preset)
     if options.device is not None:

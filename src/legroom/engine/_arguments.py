@@ -22,6 +22,7 @@ def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
     ways: Iterable[str],
     without: Iterable[str],
     time_limit_s: float,
+    effort: str = "proportional",
     preset: str | None = None,
     max_gradient_error: float | None = None,
     check_every: int | None = None,
@@ -49,6 +50,7 @@ def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
         max_gradient_error=max_gradient_error,
         check_every=check_every,
         preset=preset,
+        effort=effort,
         time_limit_s=time_limit_s,
         num_points=0,
     )

@@ -30,6 +30,7 @@ _OPTIONS = (
     "max_gradient_error",
     "check_every",
     "preset",
+    "effort",
     "time_limit_s",
 )
 

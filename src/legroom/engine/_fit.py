@@ -87,6 +87,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     max_gradient_error: float | None = None,
     check_every: int | None = None,
     preset: str | None = None,
+    effort: str = "proportional",
     time_limit_s: float = 30.0,
     step: Callable[[], object] | None = None,
     on_progress: OnProgress | None = None,
@@ -112,7 +113,8 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         check_every: With `"lossy"`: measure that again after so many calls, on the batch at hand.
         preset: Follow this recipe of the literature instead of searching, as `"gist"`; the budget
             picks among its forms. `legroom ways` lists them.
-        time_limit_s: Longest time to solve.
+        effort: `"proportional"`, or `"fixed"`, which makes plans repeatable; see `legroom.plan`.
+        time_limit_s: Longest time for all that planning for one budget does.
         step: Does one training step as the loop will. The plan is then made now, from the whole
             step, what happens outside `target` included; `step` is called four to six times on
             tensors that have no memory.
@@ -144,6 +146,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         ways=ways,
         without=without,
         preset=preset,
+        effort=effort,
         time_limit_s=time_limit_s,
         max_gradient_error=max_gradient_error,
         check_every=check_every,

@@ -129,7 +129,7 @@ class KindsOfCall:
             if not known or self._is_limit:
                 raise
             self._owner.say(f"{_first_line(error)} For this kind of call the lowest plan is used")
-        options = replace(self._options, budget="floor", activations=None, stash=None)
+        options = replace(self._options, budget="lowest", activations=None, stash=None)
         return self._plan_within(step, options, least_bytes)
 
     def _plan_within(self, step: Step, options: PlanOptions, least_bytes: int) -> StepPlan:

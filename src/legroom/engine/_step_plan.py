@@ -60,6 +60,7 @@ class StepPlan:
         least_bytes: What the budget is at least, if it is not in bytes: what other kinds of call
             may take.
         reserved_bytes: What was measured beyond the prediction, and is kept free since.
+        set_aside_bytes: What of that earlier measurements have led to.
         outside_bytes: The most that was measured beyond the prediction.
         gradient_error: How far a lossy plan's gradients are off, relatively; None if not measured.
     """
@@ -76,6 +77,7 @@ class StepPlan:
     forms: tuple[Form, ...] = ()
     least_bytes: int = 0
     reserved_bytes: int = 0
+    set_aside_bytes: int = 0
     outside_bytes: int = 0
     replans: int = 0
     not_planned: list[tuple[str, str]] = field(default_factory=list)
@@ -170,8 +172,10 @@ class StepPlan:
             InfeasibleError: No plan fits what is left.
         """
         self.replans += 1
+        more_bytes = max(_SLACK_BYTES, excess_bytes - self.set_aside_bytes)
         try:
-            self.reserve(excess_bytes)
+            self.reserve(more_bytes)
+            self.set_aside_bytes += more_bytes
         except InfeasibleError:
             is_compiled = self.options.is_compiled and bool(self.programs)
             if not is_compiled or not self.planner.fits_as_it_is(self.budget_bytes):
@@ -187,6 +191,7 @@ class StepPlan:
         started = time.perf_counter()
         reserved_bytes = self.reserved_bytes + num_bytes
         left_bytes = self.budget_bytes - reserved_bytes
+        self.planner.allowance.renew()
         try:
             self.plan, self.programs = _plan_within(self.planner, left_bytes)
         except InfeasibleError as error:
@@ -249,8 +254,10 @@ def plan_call(
         on_progress=stage_of(on_progress),
     )
 
+    allowance = options.allowance()  # one for all forms of the step
+
     def plan(capture: Capture, options: PlanOptions) -> StepPlan:
-        planner, notes = planner_of(capture, options, on_progress=on_progress)
+        planner, notes = planner_of(capture, options, allowance=allowance, on_progress=on_progress)
         return _plan_capture(capture, options, planner, notes, least_bytes)
 
     judge: Judge[StepPlan] = Judge(
@@ -327,7 +334,7 @@ def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int, least_bytes:
     """What a budget means, with so much outside the plan."""
     if budget.num_bytes is not None:
         return budget.num_bytes
-    if budget.is_floor or budget.is_free:
+    if budget.is_lowest or budget.is_free:
         inside = planner.bytes_of(budget)
         return max(inside + _room_above(inside) + outside_bytes, least_bytes)
     plain = planner.plain

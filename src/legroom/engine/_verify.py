@@ -50,6 +50,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
     ways: Iterable[str] = (),
     without: Iterable[str] = (),
     preset: str | None = None,
+    effort: str = "proportional",
     time_limit_s: float = 30.0,
     steps: int = 3,
     tolerance: float | None = None,
@@ -77,7 +78,8 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         without: Do not use these.
         preset: Follow this recipe of the literature instead of searching, as `"gist"`; the budget
             picks among its forms. `legroom ways` lists them.
-        time_limit_s: Longest time to solve.
+        effort: `"proportional"`, or `"fixed"`, which makes plans repeatable; see `legroom.plan`.
+        time_limit_s: Longest time for all that planning for one budget does.
         steps: Steps to compare.
         tolerance: The largest relative error that counts as equal; None: 0.001 with `"rounding"`,
             0.1 with `"lossy"`. With `"bitwise"` there is none.
@@ -102,6 +104,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         ways=ways,
         without=without,
         preset=preset,
+        effort=effort,
         time_limit_s=time_limit_s,
     )
     return _Run(

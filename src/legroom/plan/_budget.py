@@ -14,8 +14,8 @@ from legroom.errors import UsageError
 from legroom.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"^\s*(-?[0-9]+(?:\.[0-9]+)?)\s*%\s*$")
-_BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), free or floor"
-_FREE, _FLOOR = "free", "floor"
+_BUDGET_FORMS = "a size (4GiB, 500MB), a share of the plain step's peak (50%), free or lowest"
+_FREE, _LOWEST = "free", "lowest"
 _LEAST_WITHOUT_UNIT = 2**20  # no training step is smaller: the unit was forgotten
 _STASH_FORMS = (
     "a size (80MiB), or a share of what the plain step's forward leaves for backward (25%)"
@@ -26,7 +26,7 @@ _ACTIVATION_FORMS = "a share (50%) of what the step holds beside weights, gradie
 @final
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An upper bound on the peak of a step; exactly one of bytes, share, free and floor.
+    """An upper bound on the peak of a step; exactly one of bytes, share, free and lowest.
 
     Attributes:
         num_bytes: The bound itself.
@@ -34,14 +34,14 @@ class Budget:
         spares_state: Whether the share is of what the step holds beside what stays without it,
             state above all: what stays plus that share of the rest.
         is_free: Whether it is the lowest that a plan reaches with 2 % more time at most.
-        is_floor: Whether it is the lowest that a plan reaches at all.
+        is_lowest: Whether it is the lowest that a plan reaches at all.
     """
 
     num_bytes: int | None = None
     share: float | None = None
     spares_state: bool = False
     is_free: bool = False
-    is_floor: bool = False
+    is_lowest: bool = False
 
     def resolve(self, plain_peak_bytes: int, staying_bytes: int) -> int:
         """The bound in bytes for a step with this plain peak, so much of which stays."""
@@ -52,10 +52,10 @@ class Budget:
         return base + int(self.share * (plain_peak_bytes - base))
 
     def __str__(self) -> str:
-        if self.is_floor:
-            return "as little as possible"
+        if self.is_lowest:
+            return "the lowest that a plan reaches"
         if self.is_free:
-            return "as little as possible at next to no time"
+            return "the lowest that a plan reaches at 2 % more time"
         if self.num_bytes is not None:
             return format_bytes(self.num_bytes)
         share = f"{100 * (self.share or 0):g} %"
@@ -63,15 +63,15 @@ class Budget:
 
 
 def parse_budget(value: str | int) -> Budget:
-    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak), `"free"`, `"floor"`, or bytes.
+    """The budget in `"4GiB"`, `"50%"` (of the plain step's peak), `"free"`, `"lowest"`, or bytes.
 
     Raises:
         UsageError: It is neither, not more than nothing, more than all, or a text without a unit
             that is less than a MiB.
     """
     word = value.strip().lower() if isinstance(value, str) else ""
-    if word in (_FREE, _FLOOR):
-        return Budget(is_free=word == _FREE, is_floor=word == _FLOOR)
+    if word in (_FREE, _LOWEST):
+        return Budget(is_free=word == _FREE, is_lowest=word == _LOWEST)
     share = _parse_share(value, "budget", _BUDGET_FORMS)
     if share is not None:
         return Budget(share=share)

@@ -23,6 +23,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
     without: Iterable[str] = (),
     device: str | None = None,
     preset: str | None = None,
+    effort: str = "proportional",
     time_limit_s: float = 30.0,
     points: int = 10,
     on_progress: OnProgress | None = None,
@@ -47,7 +48,9 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         device: Plan for another device: `"RTX4090"`, `"24GiB, 100 GB/s to host"`.
         preset: Follow this recipe of the literature instead of searching, as `"gist"`; the budget
             picks among its forms. `legroom ways` lists them.
-        time_limit_s: Longest time to solve for one budget.
+        effort: `"proportional"`: as long as there is something to gain, within the time limit;
+            `"fixed"`: so much work, whatever the time, so that plans are repeatable.
+        time_limit_s: Longest time for all that planning for one budget does.
         points: Budgets on the frontier; 0 for none.
         on_progress: Called with a stage, how much of it is done, and how much there is.
 
@@ -74,6 +77,7 @@ def plan(  # noqa: PLR0913 - one keyword for each thing a user may say
         exactness=exactness,
         device=device,
         preset=preset,
+        effort=effort,
         time_limit_s=time_limit_s,
         num_points=points,
     )

@@ -20,8 +20,8 @@ on any, and the leanest choice. See Note [Candidates].
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -29,11 +29,12 @@ from legroom.capture import Graph
 from legroom.errors import UsageError
 from legroom.meter import TierSpeed
 from legroom.plan import presets, solvers
+from legroom.plan._effort import CLOSE_ENOUGH, Allowance, Effort
 from legroom.plan._order import reordered
 from legroom.plan._plan import PresetPoint
 from legroom.plan._problem import Choice, Problem, build_problem
-from legroom.plan._search import Effort, Entry, Search
-from legroom.plan.solvers import CLOSE_ENOUGH, BruteForce, Greedy, Milp, approach
+from legroom.plan._search import Entry, Search
+from legroom.plan.solvers import BruteForce, Greedy, Milp, approach
 from legroom.variants import AbstractVariant
 from legroom.ways import AbstractWay, RunCost
 
@@ -47,6 +48,8 @@ _FEW = 2000
 """Up to so many choices, all are tried."""
 _WORK = 2_500_000
 """Simulations per budget, times the size of the problem: about five seconds."""
+_SOLVING_SHARE, _FLOOR_SHARE = 0.6, 0.5
+"""Of the time that is left, what solving for one budget or looking for the lowest may take."""
 
 
 @final
@@ -59,7 +62,7 @@ class Setting:
         costs: Of what ways run themselves, by signature.
         speeds: Of tiers, by name.
         preset: The one recipe to follow; None: all compete, and so do solvers.
-        time_limit_s: Longest time to solve for one budget.
+        allowance: Of time, for everything that is planned.
     """
 
     graph: Graph
@@ -68,7 +71,7 @@ class Setting:
     costs: Mapping[str, RunCost] | None
     speeds: Mapping[str, TierSpeed] | None
     preset: str | None
-    time_limit_s: float
+    allowance: Allowance
     on_progress: OnProgress
 
     def problem_of(self, graph: Graph) -> Problem:
@@ -216,26 +219,39 @@ class Contest:
         """What `solve` found no plan to be faster than; nothing where it was not asked."""
         return self._bounds.get(budget_bytes, (0.0, False))[0]
 
-    def solve(self, budget_bytes: int) -> tuple[float, bool]:
-        """Look for plans within the budget; the bound, and whether time ran out."""
+    def solve(self, budget_bytes: int, share: float = _SOLVING_SHARE) -> tuple[float, bool]:
+        """Look for plans within the budget; the bound, and whether time ran out.
+
+        Args:
+            share: Of the time that is left, what this may take.
+        """
         if self._setting.preset is not None:
             return 0.0, False
         if budget_bytes in self._bounds:
             return self._bounds[budget_bytes]
-        started = time.monotonic()
+        known_ms = self._bound_of_larger(budget_bytes)
+        if not self._is_open(known_ms, budget_bytes):
+            self._bounds[budget_bytes] = known_ms, False
+            return self._bounds[budget_bytes]
+        allowance = self._setting.allowance
         bounds, timed_out = [], False
         for number, order in enumerate(self._orders, start=1):
-            share = self._setting.time_limit_s * number / len(self._orders)
-            effort = self._effort(order, started + share)
-            solver = BruteForce if BruteForce.num_choices(order.search) <= _FEW else Milp
-            verdict = solver.solve(order.search, budget_bytes, effort)
+            deadline = allowance.deadline(share / (len(self._orders) - number + 1))
+            effort = self._effort(order, deadline, budget_bytes=budget_bytes)
+            is_small = BruteForce.num_choices(order.search) <= _FEW
+            verdict = (BruteForce if is_small else Milp).solve(order.search, budget_bytes, effort)
             bounds.append(verdict.bound_ms)
             timed_out |= verdict.timed_out
-            if self._is_open(verdict.bound_ms, budget_bytes):
-                self._start_from_presets(order, budget_bytes, verdict.bound_ms, started + share)
-        self._move_instead(budget_bytes, started + self._setting.time_limit_s)
-        self._bounds[budget_bytes] = min(bounds), timed_out
+            if self._is_open(verdict.bound_ms, budget_bytes) and not is_small:
+                self._start_from_presets(order, budget_bytes, verdict.bound_ms, deadline)
+        self._move_instead(budget_bytes, allowance.deadline(share))
+        self._bounds[budget_bytes] = max(known_ms, min(bounds)), timed_out
         return self._bounds[budget_bytes]
+
+    def _bound_of_larger(self, budget_bytes: int) -> float:
+        """What holds for a larger budget holds for this one: see Note [Effort], rule 2."""
+        larger = (ms for size, (ms, _) in self._bounds.items() if size > budget_bytes)
+        return max(larger, default=0.0)
 
     def _move_instead(self, budget_bytes: int, deadline: float) -> None:
         """Move what the best plan so far runs again; see Note [Candidates], rule 5."""
@@ -252,34 +268,58 @@ class Contest:
         best = self.best(budget_bytes)
         if bound_ms == float("inf") or best is None:
             return bound_ms != float("inf")
-        return gap_of(best[0].outcome.added_ms, bound_ms, self.problem.step_ms) > CLOSE_ENOUGH
+        return best[0].outcome.added_ms - bound_ms > max(self._worth_ms, 1e-9)
 
-    def _effort(self, order: Order, deadline: float, share: float = 1.0) -> Effort:
+    @property
+    def _worth_ms(self) -> float:
+        return CLOSE_ENOUGH * self.problem.step_ms
+
+    def _effort(
+        self, order: Order, deadline: float, share: float = 1.0, budget_bytes: int | None = None
+    ) -> Effort:
         problem = order.search.problem
         size = len(problem.candidates) + len(problem.needs) + 1
         work = int(share * _WORK) // size // len(self._orders)
-        return Effort(order.search, max(200, work), deadline)
+        rival = None if budget_bytes is None else self.best(budget_bytes)
+        return Effort(
+            order.search,
+            max(200, work),
+            deadline,
+            worth_ms=self._worth_ms,
+            rival_ms=float("inf") if rival is None else rival[0].outcome.added_ms,
+        )
 
     def _start_from_presets(
         self, order: Order, budget_bytes: int, bound_ms: float, deadline: float
     ) -> None:
         """Mend and fill what presets and other budgets have found; see Note [Candidates], 2."""
-        search, effort = order.search, self._effort(order, deadline)
-        Greedy.solve(search, budget_bytes, effort)
-        above = [e for e in search.archive.entries if e.outcome.peak_bytes > budget_bytes]
-        below = [e for e in search.archive.entries if e.outcome.peak_bytes <= budget_bytes]
-        above.sort(key=lambda e: (e.outcome.peak_bytes, e.outcome.added_ms))
-        below.sort(key=lambda e: (e.outcome.added_ms, e.outcome.peak_bytes))
-        for entry in above[:4]:
-            search.mend(entry.choice, budget_bytes, _mended(entry), effort)
-        for entry in below[:4]:
-            search.fill(entry.choice, budget_bytes, _mended(entry), effort)
+        search, effort = order.search, self._effort(order, deadline, budget_bytes=budget_bytes)
+        effort.bound_ms = bound_ms
+        tries = effort.tries(budget_bytes)
+        for start in self._starts(order, budget_bytes, effort):
+            start()
+            if tries.are_over():
+                break
         best = search.archive.best(budget_bytes)
-        if best is not None and best.outcome.added_ms > bound_ms + 1e-9:
+        if best is not None and effort.is_worth(effort.left_ms(budget_bytes)):
             choice = search.decode(best.choice, budget_bytes, _mended(best), effort)
             search.fill(choice, budget_bytes, _mended(best), effort)
             best = search.archive.best(budget_bytes) or best
             search.exchange(best.choice, budget_bytes, _mended(best), effort)
+
+    def _starts(
+        self, order: Order, budget_bytes: int, effort: Effort
+    ) -> Iterator[Callable[[], object]]:
+        """What to begin with: everything held, what is just above the budget, what is below it."""
+        search = order.search
+        yield functools.partial(Greedy.solve, search, budget_bytes, effort)
+        above = [e for e in search.archive.entries if e.outcome.peak_bytes > budget_bytes]
+        below = [e for e in search.archive.entries if e.outcome.peak_bytes <= budget_bytes]
+        above.sort(key=lambda e: (e.outcome.peak_bytes, e.outcome.added_ms))
+        below.sort(key=lambda e: (e.outcome.added_ms, e.outcome.peak_bytes))
+        for change, entries in ((search.mend, above[:4]), (search.fill, below[:4])):
+            for entry in entries:
+                yield functools.partial(change, entry.choice, budget_bytes, _mended(entry), effort)
 
     # -- floor ---------------------------------------------------------------------------------
 
@@ -287,7 +327,7 @@ class Contest:
         """Close in on the lowest budget that can be solved, from the relaxation's below."""
         if self._setting.preset is not None:
             return
-        deadline = time.monotonic() + self._setting.time_limit_s / 2
+        deadline = self._setting.allowance.deadline(_FLOOR_SHARE)
         on_progress = self._setting.on_progress
         below = top_bytes
         for order in self._orders:
@@ -302,7 +342,7 @@ class Contest:
         below = min(below, leanest)
         for step in range(_FLOOR_STEPS):
             on_progress("looking for the floor", step, _FLOOR_STEPS)
-            if leanest - below <= 0.005 * leanest or time.monotonic() >= deadline:
+            if leanest - below <= 0.005 * leanest or effort.timed_out:
                 break
             aim = (leanest + below) // 2
             effort = self._effort(order, deadline, share=0.2)
@@ -318,7 +358,7 @@ class Contest:
     def _round_leanest(self, order: Order, effort: Effort) -> int:
         """Try what the relaxation would keep for the lowest peak; returns its bound on that."""
         search = order.search
-        relaxed = search.relaxation.solve(None, time_limit_s=self._setting.time_limit_s / 2)
+        relaxed = search.relaxation.solve(None, time_limit_s=effort.seconds_left)
         if relaxed is None:
             return search.archive.leanest().outcome.peak_bytes
         search.mend(Choice(relaxed.options, relaxed.variants), 0, Milp.name, effort)

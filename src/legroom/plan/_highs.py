@@ -6,6 +6,7 @@ same programme gives the same answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -13,8 +14,18 @@ from typing import final
 import highspy
 import numpy as np
 
+_TO_THE_END = (
+    highspy.HighsModelStatus.kOptimal,
+    highspy.HighsModelStatus.kInfeasible,
+    highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    highspy.HighsModelStatus.kModelEmpty,
+)
 _FEASIBLE = 2
 """HiGHS's word for a solution that keeps every row."""
+_ITERATION_WORK = 5_000_000_000
+"""Iterations of the simplex method, times rows: some ten seconds."""
+_MOST_ITERATIONS = 2**31 - 1
+_STEADY_GAP = 1e-6
 _SCALE_BYTES = float(1 << 20)
 """Memory rows are in MiB: HiGHS's tolerances are absolute."""
 
@@ -25,16 +36,18 @@ class Solved:
     """What HiGHS found.
 
     Attributes:
+        values: Of the variables; none where nothing was found before it stopped.
         bound: Proven bound on the objective: added ms, or bytes where the peak is minimised.
+        stopped_early: Whether a limit was reached, of time or of work.
     """
 
     values: Sequence[float]
     objective: float
     bound: float
-    timed_out: bool
+    stopped_early: bool
 
 
-def solve_programme(
+def solve_programme(  # noqa: PLR0913 - a programme, and when to stop
     *,
     costs: Sequence[float],
     is_integer: Sequence[bool] | None,
@@ -42,10 +55,17 @@ def solve_programme(
     memory_rows: Sequence[tuple[int, float]],
     budget_bytes: int | None,
     time_limit_s: float,
+    most_nodes: int | None = None,
+    close_enough: float = 0.0,
 ) -> Solved | None:
     """Minimise the costs within the budget, or the budget itself where none is given.
 
+    None where nothing keeps all rows.
+
     Args:
+        time_limit_s: May be infinite: the number of iterations is bounded as well.
+        most_nodes: Of branch and bound; None: as many as it takes.
+        close_enough: How far from the optimum an integer solution may be.
         memory_rows: Rows that are bytes, with the fixed bytes on top: row + fixed <= budget.
     """
     programme = _programme(costs, rows, memory_rows, budget_bytes)
@@ -63,24 +83,26 @@ def solve_programme(
         ("threads", 1),
         ("random_seed", 0),
         ("time_limit", float(time_limit_s)),
+        ("simplex_iteration_limit", min(_MOST_ITERATIONS, _ITERATION_WORK // max(1, len(rows)))),
         ("mip_rel_gap", 1e-4),
-        ("mip_abs_gap", 1e-6),
+        ("mip_abs_gap", max(_STEADY_GAP, close_enough)),
         ("mip_feasibility_tolerance", 1e-7),
+        *(() if most_nodes is None else (("mip_max_nodes", most_nodes),)),
     ):
         solver.setOptionValue(option, value)
     solver.passModel(programme)
     solver.run()
     status = solver.getModelStatus()
     information = solver.getInfo()
-    timed_out = status == highspy.HighsModelStatus.kTimeLimit
-    if information.primal_solution_status != _FEASIBLE:
-        return None
+    stopped_early = status not in _TO_THE_END
     scale = _SCALE_BYTES if budget_bytes is None else 1.0
     objective = information.objective_function_value * scale
     bound = information.mip_dual_bound * scale if is_integer is not None else objective
-    if timed_out and is_integer is None:
+    if stopped_early and (is_integer is None or not math.isfinite(bound)):
         bound = 0.0
-    return Solved(list(solver.getSolution().col_value), objective, max(bound, 0.0), timed_out)
+    if information.primal_solution_status != _FEASIBLE:
+        return Solved((), objective, max(bound, 0.0), stopped_early) if stopped_early else None
+    return Solved(list(solver.getSolution().col_value), objective, max(bound, 0.0), stopped_early)
 
 
 def _programme(

@@ -17,6 +17,7 @@ from legroom.errors import TierError, UsageError
 from legroom.meter import parse_device
 from legroom.plan import presets
 from legroom.plan._budget import Budget, choose_budget, parse_stash
+from legroom.plan._effort import EFFORTS, FIXED, PROPORTIONAL, Allowance
 from legroom.registry import unknown_name
 from legroom.ways import AbstractTechnique, Exactness
 
@@ -43,7 +44,9 @@ class PlanOptions:
         preset: A recipe of the literature to follow instead of searching; the budget picks among
             its forms. None: all compete.
         device: Another device to plan for, by name or described; None: the one in use.
-        time_limit_s: Longest time to solve for one budget.
+        effort: `"proportional"`: planning takes as long as there is something to gain, within the
+            time limit; `"fixed"`: so much work, whatever the time, so that plans are repeatable.
+        time_limit_s: Longest time for all that planning for one budget does.
         num_points: Budgets on the frontier; 0: only floor and chosen budget.
         is_as_written: Whether nothing is rewritten, whatever may be; see Note [Reserve], rule 4.
         is_compiled: Whether what is planned runs with compiled kernels; see `Planner`.
@@ -61,6 +64,7 @@ class PlanOptions:
     check_every: int | None = None
     preset: str | None = None
     device: str | None = None
+    effort: str = PROPORTIONAL
     time_limit_s: float = 30.0
     num_points: int = 10
     is_as_written: bool = False
@@ -97,6 +101,10 @@ class PlanOptions:
     def chosen_stash(self) -> Budget | None:
         """The bound on what forward leaves for backward; None if none was asked for."""
         return None if self.stash is None else parse_stash(self.stash)
+
+    def allowance(self) -> Allowance:
+        """A new allowance of time, for all that planning for one budget does."""
+        return Allowance(None if self.effort == FIXED else self.time_limit_s)
 
     @property
     def way_names(self) -> tuple[str, ...] | None:
@@ -174,7 +182,7 @@ class PlanOptions:
     def _faults_of_both(self) -> Iterator[str]:
         """Of a bound on the stash beside a budget that is looked for."""
         word = self.budget.strip().lower() if isinstance(self.budget, str) else ""
-        if self.stash is not None and word in ("free", "floor"):
+        if self.stash is not None and word in ("free", "lowest"):
             yield (
                 f"budget {self.budget!r} is looked for without a bound on the stash; give stash "
                 f"{self.stash!r} alone, or beside a size or a share"
@@ -210,6 +218,8 @@ class PlanOptions:
             yield f"exactness {self.exactness!r} is unknown; write {', '.join(allowed)}"
 
     def _faults_of_numbers(self) -> Iterator[str]:
+        if self.effort not in EFFORTS:
+            yield f"effort {self.effort!r} is unknown; write {' or '.join(EFFORTS)}"
         if not (self.time_limit_s > 0 and math.isfinite(self.time_limit_s)):
             yield f"time limit {self.time_limit_s!r} s leaves no time; write seconds above 0"
         bound = self.max_gradient_error

@@ -17,6 +17,7 @@ from legroom.meter import TierSpeed
 from legroom.plan._allocate import Adjustable, adjustables, with_least_error
 from legroom.plan._budget import Budget
 from legroom.plan._contest import Contest, OnProgress, Order, Reserve, Setting, gap_of
+from legroom.plan._effort import Allowance
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._options import allowed_ways
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
@@ -31,7 +32,10 @@ _PLAIN = "plain"
 _FREE_SHARE = 0.02
 _SURE_GAIN = 0.5
 _FREE_STRIDES, _FREE_RESOLUTION = 8, 50
+_FREE_TIME_SHARE = 0.2
+"""Of the time that is left, what each of those budgets may take."""
 _MOST_NAMED = 3
+_USUAL_SECONDS = 30.0
 
 
 @final
@@ -120,7 +124,7 @@ class Planner:
         is_described: Whether the device is another machine's, whose disk is not known.
         is_compiled: Whether planned steps run with compiled kernels: a plan that adds no time is
             then better than the step as it is, though it may save nothing.
-        time_limit_s: Longest time to solve for one budget.
+        allowance: Of time, for everything that is planned; None: 30 s.
         on_progress: Called with a stage, how much of it is done, and how much there is.
     """
 
@@ -141,7 +145,7 @@ class Planner:
         stash: Budget | None = None,
         is_described: bool = False,
         is_compiled: bool = False,
-        time_limit_s: float = 30.0,
+        allowance: Allowance | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         self.plain = simulate_plain(plain)
@@ -152,6 +156,7 @@ class Planner:
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._techniques = (*ways, *variants, *rewrites)
         self.rewrite_ms, self.as_written_ms = rewrite_ms, as_written_ms
+        self.allowance = allowance or Allowance(_USUAL_SECONDS)
         self._setting = Setting(
             graph=planned,
             ways=ways,
@@ -159,10 +164,11 @@ class Planner:
             costs=costs,
             speeds=speeds,
             preset=preset,
-            time_limit_s=time_limit_s,
+            allowance=self.allowance,
             on_progress=self._on_progress,
         )
-        self._contest = Contest(self._setting)
+        with self.allowance.running():
+            self._contest = Contest(self._setting)
         self.stash_bytes = None if stash is None else stash.resolve(self.plain.stash_bytes, 0)
         self._within_stash: dict[int, Contest] = {}
         self._sensitivity: dict[Place, float] = {}
@@ -187,7 +193,7 @@ class Planner:
 
     def bytes_of(self, budget: Budget) -> int:
         """What a budget means for this step."""
-        if budget.is_floor:
+        if budget.is_lowest:
             return self.floor_bytes
         if budget.is_free:
             return self.free_bytes
@@ -261,6 +267,10 @@ class Planner:
             InfeasibleBudgetError: No plan fits; says what the lowest budget is.
             InfeasibleStashError: No plan within the budget keeps so little for backward.
         """
+        with self.allowance.running():
+            return self._plan(budget_bytes)
+
+    def _plan(self, budget_bytes: int) -> Plan:
         started = time.monotonic()
         contest = self._contest_for(budget_bytes)
         fits_as_it_is = self.fits_as_it_is(budget_bytes)
@@ -373,7 +383,8 @@ class Planner:
     def floor_bytes(self) -> int:
         """The lowest peak that a plan reaches, as far as the search can tell."""
         if not self._has_floor:
-            self._contest.look_for_floor(self.plain.peak_bytes)
+            with self.allowance.running():
+                self._contest.look_for_floor(self.plain.peak_bytes)
             self._has_floor = True
         return min(self._contest.leanest()[0].outcome.peak_bytes, self.plain.peak_bytes)
 
@@ -386,13 +397,14 @@ class Planner:
         gained operation by operation is not all gained in a step.
         """
         top, floor = self.plain.peak_bytes, min(self.plain.state_bytes, self.plain.peak_bytes)
-        self._contest.solve(top)
-        stride = (top - floor) // _FREE_STRIDES
-        while stride > (top - floor) // _FREE_RESOLUTION:
-            lowest = self._lowest_free_bytes()
-            self._contest.solve(lowest - stride)
-            if self._lowest_free_bytes() > lowest - stride:
-                stride //= 2
+        with self.allowance.running():
+            self._contest.solve(top, _FREE_TIME_SHARE)
+            stride = (top - floor) // _FREE_STRIDES
+            while stride > (top - floor) // _FREE_RESOLUTION:
+                lowest = self._lowest_free_bytes()
+                self._contest.solve(lowest - stride, _FREE_TIME_SHARE)
+                if self._lowest_free_bytes() > lowest - stride:
+                    stride //= 2
         return self._lowest_free_bytes()
 
     def _lowest_free_bytes(self) -> int:
@@ -414,7 +426,8 @@ class Planner:
         for number, budget_bytes in enumerate(budgets):
             self._on_progress("planning", number, len(budgets))
             if budget_bytes < top:
-                self._contest.solve(budget_bytes)
+                with self.allowance.running():
+                    self._contest.solve(budget_bytes, 1 / (num_points - number))
         self._on_progress("planning", len(budgets), len(budgets))
         return tuple(self._point(budget_bytes) for budget_bytes in budgets)
 

@@ -58,6 +58,7 @@ class RelaxedSolution:
         shares: For each candidate, how much of it is held whole; None where it was not decided.
         options: For each candidate, the option with the largest share.
         is_integral: Whether the shares are whole numbers.
+        stopped_early: Whether a limit was reached; it may be that nothing was decided by then.
     """
 
     bound_ms: float
@@ -65,7 +66,7 @@ class RelaxedSolution:
     options: tuple[int, ...]
     variants: tuple[tuple[int, int], ...]
     is_integral: bool
-    timed_out: bool = False
+    stopped_early: bool = False
 
 
 _Expression = dict[int, float]
@@ -82,6 +83,7 @@ class Relaxation:
 
     def __init__(self, problem: Problem, *, num_samples: int | None = None) -> None:
         self._problem = problem
+        self.num_solved = 0
         self._costs: list[float] = []
         self._is_choice: list[bool] = []
         self._rows: list[tuple[float, float, _Expression]] = []
@@ -455,10 +457,18 @@ class Relaxation:
         *,
         integral: bool = False,
         time_limit_s: float = 30.0,
+        most_nodes: int | None = None,
+        close_enough_ms: float = 0.0,
     ) -> RelaxedSolution | None:
         """The best (or, without a budget, leanest) solution; None if there is none.
 
         Without a budget the peak itself is minimised: `bound_ms` is then a bound on it, in bytes.
+
+        Args:
+            integral: Whether options are taken or not, rather than in shares.
+            time_limit_s: A guard; the work is bounded too.
+            most_nodes: Of branch and bound; None: as many as it takes.
+            close_enough_ms: How far from the best an integral solution may be.
         """
         if not self._costs:
             return None  # nothing to decide: the base alone is the peak
@@ -471,7 +481,10 @@ class Relaxation:
             memory_rows=self._memory_rows,
             budget_bytes=budget_bytes,
             time_limit_s=time_limit_s,
+            most_nodes=most_nodes,
+            close_enough=close_enough_ms,
         )
+        self.num_solved += 1
         if solved is None:
             return None
         return self._read(solved)
@@ -479,9 +492,9 @@ class Relaxation:
     def _read(self, solved: Any) -> RelaxedSolution:
         shares: list[float | None] = []
         options: list[int] = []
-        integral = True
+        integral = bool(solved.values)
         for number, candidate in enumerate(self._problem.candidates):
-            if not self._decided[number]:
+            if not self._decided[number] or not solved.values:
                 shares.append(None)
                 options.append(0)
                 continue
@@ -498,7 +511,7 @@ class Relaxation:
             else:
                 options.append(max(range(len(values)), key=lambda i: (round(values[i], 6), -i)))
         picked: dict[int, tuple[float, int]] = {}
-        for (position, index), variable in self._y.items():
+        for (position, index), variable in self._y.items() if solved.values else ():
             value = round(solved.values[variable], 6)
             if position not in picked or value > picked[position][0]:
                 picked[position] = (value, index)
@@ -508,7 +521,7 @@ class Relaxation:
             options=tuple(options),
             variants=tuple((p, index) for p, (_, index) in sorted(picked.items()) if index),
             is_integral=integral,
-            timed_out=solved.timed_out,
+            stopped_early=solved.stopped_early,
         )
 
 

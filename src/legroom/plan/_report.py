@@ -25,6 +25,7 @@ from legroom.meter import (
     parse_device,
     tier_speed,
 )
+from legroom.plan._effort import Allowance
 from legroom.plan._measured import MeasuredStep
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
@@ -49,9 +50,10 @@ def build_report(
     Raises:
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
+    allowance = options.allowance()
 
     def report(capture: Capture, options: PlanOptions) -> tuple[PlanReport, Planner]:
-        planner, notes = planner_of(capture, options, on_progress=on_progress)
+        planner, notes = planner_of(capture, options, allowance=allowance, on_progress=on_progress)
         return _report(capture, options, planner, notes, target=target), planner
 
     judge: Judge[tuple[PlanReport, Planner]] = Judge(
@@ -211,9 +213,14 @@ def planner_of(
     capture: Capture,
     options: PlanOptions,
     *,
+    allowance: Allowance | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Planner, list[str]]:
-    """Time a captured step and get ready to plan it; also what could not be measured."""
+    """Time a captured step and get ready to plan it; also what could not be measured.
+
+    Args:
+        allowance: Of time, where other forms of the step are planned within it too; None: its own.
+    """
     exactness = Exactness(options.exactness)
     enabled = ways.select(options.way_names, exactness=exactness)
     stopwatch: Stopwatch = OperationTimes(capture.planned.device)
@@ -236,7 +243,7 @@ def planner_of(
         stash=options.chosen_stash,
         is_described=options.device is not None,
         is_compiled=options.is_compiled,
-        time_limit_s=options.time_limit_s,
+        allowance=allowance or options.allowance(),
         on_progress=on_progress,
     )
     return planner, timed.notes

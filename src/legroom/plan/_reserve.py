@@ -28,9 +28,9 @@ from typing import Generic, TypeVar
 from legroom.capture import Capture
 from legroom.errors import InfeasibleError
 from legroom.plan._budget import Budget
+from legroom.plan._effort import CLOSE_ENOUGH
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import Plan
-from legroom.plan.solvers import CLOSE_ENOUGH
 
 _SAME_PEAK = 1.005
 PlannedT = TypeVar("PlannedT")
@@ -57,13 +57,13 @@ class Judge(Generic[PlannedT]):
         plan, other_ms = self.plan(planned), self.as_written_ms(planned)
         if plan is None or other_ms is None:
             return True
-        if budget is not None and (budget.is_floor or budget.is_free):
+        if budget is not None and (budget.is_lowest or budget.is_free):
             return False
         return self.step_ms(planned) + plan.added_ms <= (1 + CLOSE_ENOUGH) * other_ms
 
     def best(self, found: list[PlannedT], budget: Budget | None) -> PlannedT:
         """The best of several plans for one budget; the first of those that are as good."""
-        if budget is not None and (budget.is_floor or budget.is_free):
+        if budget is not None and (budget.is_lowest or budget.is_free):
             peaks = [self._lowest_bytes(each, budget) for each in found]
             most_bytes = _SAME_PEAK * min(peaks)
             found = [each for each, peak in zip(found, peaks, strict=True) if peak <= most_bytes]
@@ -71,7 +71,7 @@ class Judge(Generic[PlannedT]):
 
     def _lowest_bytes(self, planned: PlannedT, budget: Budget) -> int:
         plan = self.plan(planned)
-        if plan is None or budget.is_floor:
+        if plan is None or budget.is_lowest:
             return self.floor_bytes(planned)
         return plan.predicted_peak_bytes
 
@@ -111,7 +111,7 @@ def plan_with_reserve(
         InfeasibleError: No plan fits, whatever is rewritten.
     """
     budget = options.chosen_budget
-    is_floor = budget is not None and budget.is_floor
+    is_lowest = budget is not None and budget.is_lowest
     found: list[PlannedT] = []
     errors: list[InfeasibleError] = []
 
@@ -125,7 +125,7 @@ def plan_with_reserve(
     attempt(*first)
     is_open = not found or not judge.is_unbeatable(found[0], budget)
     for other, its_options in others:
-        if is_open if its_options.is_as_written else is_floor or not found:
+        if is_open if its_options.is_as_written else is_lowest or not found:
             attempt(other, its_options)
     if not found:
         raise min(errors, key=lambda error: error.nearest_bytes)

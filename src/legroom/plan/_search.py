@@ -6,11 +6,11 @@ fastest choice seen so far. Plans are never better than what the simulator says 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from legroom.plan._effort import Effort
 from legroom.plan._problem import Candidate, Choice, Problem
 from legroom.plan._relaxation import Relaxation
 from legroom.plan._simulate import NEVER_FITS, Outcome, Simulator, Trace
@@ -58,40 +58,6 @@ class Archive:
     def leanest(self) -> Entry:
         """The lowest peak; the faster of equally lean ones."""
         return min(self.entries, key=lambda each: (each.outcome.peak_bytes, each.outcome.added_ms))
-
-
-@final
-class Effort:
-    """How much may still be tried: simulations, so that the same input gives the same plan.
-
-    The deadline is a guard for machines that are slower than thought.
-
-    Args:
-        num_simulations: None: as many as it takes.
-    """
-
-    def __init__(self, search: Search, num_simulations: int | None, deadline: float) -> None:
-        self._simulator = search.simulator
-        self._last = None
-        if num_simulations is not None:
-            self._last = search.simulator.num_simulations + num_simulations
-        self._deadline = deadline
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() >= self._deadline
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether it is time to stop."""
-        done = self._simulator.num_simulations
-        return (self._last is not None and done >= self._last) or self.timed_out
-
-    @property
-    def seconds_left(self) -> float:
-        """Until the deadline; a little at least."""
-        return max(0.1, self._deadline - time.monotonic())
 
 
 @final
@@ -349,6 +315,7 @@ class Search:
     def exchange(self, choice: Choice, budget_bytes: int, origin: str, effort: Effort) -> Choice:
         """Hold one more thing, drop what that takes, and keep the exchange where it is faster."""
         outcome = self.evaluate(choice, origin)
+        tries = effort.tries(budget_bytes)
         improved = True
         while improved and not effort.is_spent:
             improved = False
@@ -370,8 +337,9 @@ class Search:
                     choice = self.fill(best.choice, budget_bytes, origin, effort)
                     outcome = self.evaluate(choice, origin)
                     improved = True
-                    break
-                if effort.is_spent:
+                if tries.are_over():
+                    return choice
+                if improved:
                     break
         return choice
 

@@ -195,7 +195,7 @@ def test_quick_heats_are_a_part_of_all() -> None:
 def test_legroom_is_fitted_at_the_peaks(pretenders: type[Pretender]) -> None:
     entries = (
         Entry("selective", {"keep": "all"}),
-        Entry("chen", {"budget": "floor"}),
+        Entry("chen", {"budget": "lowest"}),
         Entry("checkpoint", {}),
         Entry("save-on-cpu", {}),
     )

@@ -82,7 +82,7 @@ def test_rungs_are_options_of_fit(budget: str) -> None:
 
 def test_rungs_of_a_budget_share_a_heat() -> None:
     both = ladder.heats(OPTIONS)
-    assert [heat.name for heat in both] == ["ladder free 1", "ladder floor 1"]
+    assert [heat.name for heat in both] == ["ladder free 1", "ladder lowest 1"]
     few = ladder.heats(ContestOptions(peers=(), most_live=4))
     assert max(len(heat.entries) for heat in few) == 2  # beside plain, twice
     for heats in (both, few):
@@ -96,7 +96,7 @@ def test_running_again_lowers_the_floor(monkeypatch: pytest.MonkeyPatch, tmp_pat
     about = about_tiny(tmp_path)
     worker_module.reference({}, about)
     peaks = []
-    for _, setting in list(ladder.settings("floor"))[:2]:
+    for _, setting in list(ladder.settings("lowest"))[:2]:
         ready = worker_module.prepare({}, {"peer": "legroom", "setting": setting, **about})
         assert (ready["status"], ready["num_different"]) == ("ready", 0)
         peaks.append(ready["peak_bytes"])
@@ -183,19 +183,19 @@ ANSWER = {
             ],
         },
         {
-            "name": "ladder floor 1",
+            "name": "ladder lowest 1",
             "rows": [
                 PLAIN,
-                rung("fused operations", "floor", peak=80, step_ms=90.0),
-                rung("running again", "floor", peak=40, step_ms=130.0),
+                rung("fused operations", "lowest", peak=80, step_ms=90.0),
+                rung("running again", "lowest", peak=40, step_ms=130.0),
             ],
         },
         {
-            "name": "ladder floor 2",
+            "name": "ladder lowest 2",
             "rows": [
                 contestant("plain", "plain", peak=100, step_ms=50.0),
-                rung("the disk", "floor", peak=20, step_ms=100.0),
-                rung("fewer bits", "floor", peak=10, step_ms=100.0, num_different=9,
+                rung("the disk", "lowest", peak=20, step_ms=100.0),
+                rung("fewer bits", "lowest", peak=10, step_ms=100.0, num_different=9,
                      loss_off=2e-4, gradient_off=0.03),
             ],
         },
@@ -213,9 +213,8 @@ def test_each_row_is_compared_with_the_row_above() -> None:
     # What failed is passed over: against the last row that trained.
     assert rows[4].startswith("| + fewer bits | 30.0 | -50.0 % | ")
     assert rows[4].endswith(" | 2e-04 | 3e-02 |")
-    assert "| running again, floor | 40.0 | 40.0 | 1.050 | 1.300 | 7 | remake 3, chunked-mlp |" in (
-        text
-    )
+    row = "| running again, lowest | 40.0 | 40.0 | 1.050 | 1.300 | 7 | remake 3, chunked-mlp |"
+    assert row in text
 
 
 def test_rows_are_held_to_plain_of_their_heat() -> None:
@@ -224,7 +223,7 @@ def test_rows_are_held_to_plain_of_their_heat() -> None:
         *("plain", "fused operations", "running again", "the disk", "fewer bits")
     ]
     assert all(list(each) == list(ladder.BUDGETS) for each in by_rung.values())
-    _, plain = by_rung["fewer bits"]["floor"]
+    _, plain = by_rung["fewer bits"]["lowest"]
     assert plain["cpu_ms"][0] == 50.0
 
 

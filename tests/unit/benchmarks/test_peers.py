@@ -82,7 +82,7 @@ def test_every_peer_trains_a_case(name: str, setting: dict[str, object]) -> None
 
 def test_a_preset_is_carried_out() -> None:
     case = build_tiny()
-    entrant = peers.get("chen")().apply(case, {"budget": "floor"})
+    entrant = peers.get("chen")().apply(case, {"budget": "lowest"})
     torch.manual_seed(1)
     losses = [entrant.case.step().item().hex() for _ in range(2)]
     assert tuple(losses) == plain_losses(has_no_dropout=False)
@@ -109,7 +109,7 @@ def test_presets_of_peers_exist(name: str) -> None:
 
 def test_a_recipe_without_work_is_no_case_for_it() -> None:
     with pytest.raises(NotForCaseError, match="preset 'vdnn' changes nothing"):
-        peers.get("vdnn")().apply(build_tiny(), {"budget": "floor"})
+        peers.get("vdnn")().apply(build_tiny(), {"budget": "lowest"})
 
 
 @pytest.mark.parametrize("name", peers.names())

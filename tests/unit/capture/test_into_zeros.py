@@ -33,7 +33,7 @@ class Selecting(nn.Module):
 
 @pytest.mark.parametrize(
     ("name", "budget"),
-    [(name, "100%" if place % 2 else "floor") for place, name in enumerate(SELECTIONS)],
+    [(name, "100%" if place % 2 else "lowest") for place, name in enumerate(SELECTIONS)],
 )
 def test_the_peak_is_that_of_one_tensor(name, budget):
     data = torch.randn(8, 64, 32)

@@ -68,6 +68,17 @@ def test_options_reach_the_planner(run):
     )
 
 
+@pytest.mark.parametrize("command", ["run", "plan", "verify"])
+def test_every_kind_of_budget_is_on_the_first_screen_of_help(run, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(command, "--help")
+    first_screen = out.splitlines()[:24]
+    for budget in ("4GiB", "50%", "free", "lowest"):
+        (line,) = [line for line in first_screen if line.strip().startswith(f"--budget {budget} ")]
+        assert line.endswith(".")
+        assert len(line) < 80
+
+
 def test_bounds_and_folders_reach_the_planner(run):
     code, _, _ = run("plan", "--stash", "25%", "--disk", "/scratch", "train.py")
     assert code == 0

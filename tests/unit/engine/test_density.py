@@ -60,21 +60,21 @@ def trained(num_steps=3, dense_after=None, **options):
 
 
 def test_it_is_used_where_it_is_faster_and_training_is_the_same():
-    losses, state, report = trained(budget="floor", ways=["remake", "sparse"])
+    losses, state, report = trained(budget="lowest", ways=["remake", "sparse"])
     assert "sparse" in report.ways
     assert report.measured_peak_bytes <= report.budget_bytes
     assert report.measured_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.02)
     assert (losses, state) == trained()[:2]
-    assert report.added_ms < trained(budget="floor", ways=["remake"])[2].added_ms
+    assert report.added_ms < trained(budget="lowest", ways=["remake"])[2].added_ms
 
 
 def test_without_it_nothing_is_watched(monkeypatch):
     seen = []
     monkeypatch.setattr(_density, "density_of", lambda value: seen.append(value.shape))
-    trained(num_steps=1, budget="floor", ways=["remake"])
+    trained(num_steps=1, budget="lowest", ways=["remake"])
     trained(num_steps=1, budget="100%", ways=["remake", "sparse"])
     assert not seen
-    trained(num_steps=3, budget="floor", ways=["remake", "sparse"])
+    trained(num_steps=3, budget="lowest", ways=["remake", "sparse"])
     assert 6 <= len(seen) <= 18  # of one call
 
 
@@ -85,7 +85,7 @@ def test_forward_runs_as_often_as_without():
         model = Sparsely()
         calls = []
         model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        handle = legroom.fit(model, budget="floor", time_limit_s=5.0, ways=ways)
+        handle = legroom.fit(model, budget="lowest", time_limit_s=5.0, ways=ways)
         for _ in range(3):
             model(DATA).backward()
         handle.undo()
@@ -94,7 +94,7 @@ def test_forward_runs_as_often_as_without():
 
 
 def test_when_zeros_become_fewer_it_is_planned_again_and_right(caplog):
-    options = {"budget": "floor", "ways": ["remake", "sparse"]}
+    options = {"budget": "lowest", "ways": ["remake", "sparse"]}
     losses, state, report = trained(num_steps=9, dense_after=3, **options)
     assert (losses, state) == trained(num_steps=9, dense_after=3)[:2]
     assert "tensors have fewer zeros than when it was planned: planning again" in caplog.text
@@ -110,7 +110,7 @@ def test_a_second_plan_that_does_not_fit_leaves_the_first(monkeypatch):
         return within(planner, budget_bytes)
 
     monkeypatch.setattr(_step_plan, "_plan_within", plan_within)
-    losses, _, report = trained(budget="floor", ways=["remake", "sparse"])
+    losses, _, report = trained(budget="lowest", ways=["remake", "sparse"])
     assert losses == trained()[0]
     assert set(report.ways) <= {"hold", "remake"}
 

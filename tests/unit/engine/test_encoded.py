@@ -46,7 +46,7 @@ def test_masks_are_held_as_bits():
     plain = copy.deepcopy(model)
     expected = train(plain, gradients, sgd(plain))
     optimizer = sgd(model)
-    handle = legroom.fit(model, budget="floor", ways=["bits"], optimizer=optimizer)
+    handle = legroom.fit(model, budget="lowest", ways=["bits"], optimizer=optimizer)
     actual = train(model, gradients, optimizer)
     assert first_difference(expected, actual) is None
     report = handle.report()
@@ -55,7 +55,7 @@ def test_masks_are_held_as_bits():
 
 
 def test_a_recipe_can_be_followed():
-    handle = check_same(Masked(), gradients, is_remade=False, budget="floor", preset="gist")
+    handle = check_same(Masked(), gradients, is_remade=False, budget="lowest", preset="gist")
     report = handle.report()
     assert report.preset == "gist"
     assert set(report.ways) == {"hold", "bits"}
@@ -88,7 +88,7 @@ def test_compiled_kernels_decode_too():
 
     expected = losses(copy.deepcopy(model), value)
     handle = legroom.fit(
-        model, budget="floor", ways=["bits"], executor="inductor", exactness="rounding"
+        model, budget="lowest", ways=["bits"], executor="inductor", exactness="rounding"
     )
     assert losses(model, value) == pytest.approx(expected, rel=1e-5)
     assert "bits" in handle.report().ways
@@ -96,7 +96,7 @@ def test_compiled_kernels_decode_too():
 
 def test_what_compiled_kernels_cannot_do_need_not_be_left_out_by_name():
     model = Multilayer()
-    options = {"budget": "floor", "executor": "inductor", "exactness": "rounding"}
+    options = {"budget": "lowest", "executor": "inductor", "exactness": "rounding"}
     legroom.fit(model, without=["bits"], **options).undo()
     with pytest.raises(legroom.errors.UsageError, match="cannot carry out 'replay'"):
         legroom.fit(model, ways=["replay"], **options)
@@ -111,7 +111,7 @@ def test_compiled_kernels_need_no_further_choice():
 
     plain = copy.deepcopy(model)
     expected = losses(plain, value)
-    handle = legroom.fit(model, budget="floor", executor="inductor", exactness="rounding")
+    handle = legroom.fit(model, budget="lowest", executor="inductor", exactness="rounding")
     assert losses(model, value) == pytest.approx(expected, rel=1e-4)
     torch.testing.assert_close(model[1].running_var, plain[1].running_var)
     assert not handle.report().not_planned
@@ -142,7 +142,7 @@ def test_gradients_from_fewer_bits_are_close(way, tolerance):
     model, value = Multilayer(), torch.randn(512, 64)
     plain = copy.deepcopy(model)
     plain(value).square().mean().backward()
-    handle = legroom.fit(model, budget="floor", ways=[way], exactness="lossy")
+    handle = legroom.fit(model, budget="lowest", ways=[way], exactness="lossy")
     for _ in range(2):
         model.zero_grad()
         model(value).square().mean().backward()
@@ -163,7 +163,7 @@ def test_weights_gradients_from_a_projection_are_right_on_average():
     model, value = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6))), torch.randn(1024, 128)
     plain = copy.deepcopy(model)
     plain(value).square().mean().backward()
-    handle = legroom.fit(model, budget="floor", ways=["sketch"], exactness="lossy")
+    handle = legroom.fit(model, budget="lowest", ways=["sketch"], exactness="lossy")
     total = {name: torch.zeros_like(each) for name, each in model.named_parameters()}
     single = []
     for _ in range(60):
@@ -196,7 +196,7 @@ def pooled_gradients(model, step):
 def test_indices_of_poolings_are_held_in_few_bits():
     torch.manual_seed(0)
     handle = check_same(
-        pooled(), pooled_gradients, is_remade=False, budget="floor", ways=["offsets"]
+        pooled(), pooled_gradients, is_remade=False, budget="lowest", ways=["offsets"]
     )
     assert "offsets" in handle.report().ways
     # Where a convolution's gradient takes much scratch memory, the peak is at the first one: there
@@ -225,8 +225,8 @@ def stacked_gradients(model, step):
 @pytest.mark.parametrize(
     ("options", "used"),
     [
-        ({"preset": "gist", "budget": "floor"}, {"hold", "sign", "offsets"}),
-        ({"ways": ["sign", "shape-only"], "budget": "floor"}, {"hold", "sign"}),
+        ({"preset": "gist", "budget": "lowest"}, {"hold", "sign", "offsets"}),
+        ({"ways": ["sign", "shape-only"], "budget": "lowest"}, {"hold", "sign"}),
         (
             {"ways": ["sign", "offsets", "shape-only"], "budget": "100%", "stash": "50%"},
             {"hold", "sign", "offsets"},
@@ -243,7 +243,7 @@ def test_a_bit_is_held_of_what_goes_into_a_pooling(options, used):
 
 
 def test_without_the_variant_a_pooling_needs_its_input():
-    options = {"budget": "floor", "preset": "gist", "without": ["shape-only"]}
+    options = {"budget": "lowest", "preset": "gist", "without": ["shape-only"]}
     handle = check_same(stacked(), stacked_gradients, is_remade=False, **options)
     assert set(handle.report().ways) == {"hold", "offsets"}
 
@@ -254,11 +254,11 @@ def test_compiled_kernels_encode_and_decode(way):
     torch.manual_seed(0)
     model, value = pooled(), torch.randn(32, 3, 16, 16)
     expected = losses(copy.deepcopy(model), value)
-    handle = legroom.fit(model, budget="floor", ways=[way], executor="inductor", exactness="lossy")
+    handle = legroom.fit(model, budget="lowest", ways=[way], executor="inductor", exactness="lossy")
     assert losses(model, value) == pytest.approx(expected, rel=0.3)
     assert way in handle.report().ways
 
 
 def test_lossy_ways_must_be_asked_for():
     with pytest.raises(legroom.errors.UsageError, match="ask for exactness 'lossy'"):
-        legroom.fit(Multilayer(), budget="floor", ways=["integer8"])
+        legroom.fit(Multilayer(), budget="lowest", ways=["integer8"])

@@ -37,7 +37,7 @@ def trained(rows, **options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"budget": "60%"}, {"budget": "floor"}, {"activations": "50%"}]
+    "options", [{"budget": "60%"}, {"budget": "lowest"}, {"activations": "50%"}]
 )
 def test_smaller_last_batch_has_the_budget_of_the_others(options):
     handle, said = trained([512, 512, 512, 8], **options)
@@ -69,7 +69,7 @@ def test_a_later_kind_that_does_not_fit_a_share_ends_nothing(monkeypatch):
 
     monkeypatch.setattr(_fit, "plan_call", refusing)
     _, said = trained([512, 512, 512, 64], budget="60%")
-    assert asked == ["60%", "60%", "floor"]
+    assert asked == ["60%", "60%", "lowest"]
     (text,) = said
     assert "no plan fits" in text
     assert "lowest plan is used" in text
@@ -135,7 +135,7 @@ def test_a_loss_in_the_loop_that_does_not_fit_says_what_sees_it():
             step()
 
     step()
-    budget = legroom.plan(step, budget="floor", points=0).chosen.predicted_peak_bytes + 2**18
+    budget = legroom.plan(step, budget="lowest", points=0).chosen.predicted_peak_bytes + 2**18
     handle = legroom.fit(model, budget=budget, optimizer=optimizer)
     with pytest.raises(BudgetExceededError, match="`legroom plan` sees the whole step") as caught:
         train_on(6)

@@ -66,7 +66,9 @@ def test_the_floor_is_lower_with_the_disk():
     torch.manual_seed(0)
     floors = {}
     for disk in (False, True):
-        handle = check_same(Net(num_blocks=6), backward, budget="floor", disk=disk, is_remade=False)
+        handle = check_same(
+            Net(num_blocks=6), backward, budget="lowest", disk=disk, is_remade=False
+        )
         floors[disk] = handle.report().measured_peak_bytes
         assert floors[disk] <= handle.report().budget_bytes
     assert floors[True] < floors[False]

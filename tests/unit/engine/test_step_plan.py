@@ -36,4 +36,4 @@ def losses(*, budget=None):
 
 
 def test_planning_calls_no_hooks_of_optimizers():
-    assert losses(budget="floor") == losses()
+    assert losses(budget="lowest") == losses()

@@ -283,7 +283,7 @@ def test_a_swapped_model_can_be_fitted():
     legroom.swap(model)
     plain = copy.deepcopy(model)
     value = normal(512, 64)
-    handle = legroom.fit(model, budget="floor")
+    handle = legroom.fit(model, budget="lowest")
     for each in (model, plain):
         for _ in range(2):
             each.zero_grad()

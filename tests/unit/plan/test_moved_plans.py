@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from legroom import variants, ways
 from legroom.plan import presets
+from legroom.plan._effort import Allowance, Effort
 from legroom.plan._planner import Planner
 from legroom.plan._problem import Choice, build_problem
 from legroom.plan._relaxation import Relaxation
-from legroom.plan._search import Effort, Search
+from legroom.plan._search import Search
 from legroom.plan._simulate import Simulator, Trace
 from legroom.ways import _move
 from tests.unit.plan.made_up_graphs import MADE_UP, as_recorded
@@ -166,7 +167,7 @@ def test_what_is_still_leaving_counts_as_stash(times):
 def test_with_the_disk_no_plan_is_slower_than_without_or_with_all_on_it(make, times):
     graph = make()
     plain = as_recorded(graph)
-    options = {"variants": variants.select(), "time_limit_s": 5.0}
+    options = {"variants": variants.select(), "allowance": Allowance(5.0)}
     without = Planner(plain, graph, ways=ways.select(), **options)
     planner = Planner(plain, graph, ways=WAYS, speeds=fast(times), **options)
     assert planner.floor_bytes <= without.floor_bytes
@@ -188,7 +189,7 @@ TIERS = ("host", "disk")
 @pytest.mark.parametrize("times", [0.05, 1.0, 20.0])
 def test_with_another_tier_no_plan_is_slower(make, times):
     graph = make()
-    options = {"ways": BOTH, "variants": variants.select(), "time_limit_s": 5.0}
+    options = {"ways": BOTH, "variants": variants.select(), "allowance": Allowance(5.0)}
     plain = as_recorded(graph)
     one = Planner(plain, graph, speeds=fast(times, ("host",)), **options)
     both = Planner(plain, graph, speeds=fast(times, TIERS), **options)

@@ -83,7 +83,7 @@ def test_a_way_that_is_not_exact_enough_is_refused():
         ways.unregister("halved")
 
 
-@pytest.mark.parametrize("word", ["free", "floor"])
+@pytest.mark.parametrize("word", ["free", "lowest"])
 def test_a_bound_on_the_stash_goes_with_sizes_only(word):
     with pytest.raises(UsageError, match="is looked for without a bound on the stash"):
         PlanOptions(budget=word, stash="50%").check()

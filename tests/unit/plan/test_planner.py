@@ -10,6 +10,7 @@ from legroom.capture import Kind, TensorInfo
 from legroom.errors import InfeasibleBudgetError
 from legroom.plan import solvers
 from legroom.plan._budget import parse_activations, parse_budget
+from legroom.plan._effort import Allowance
 from legroom.plan._options import PlanOptions
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan.presets import all_presets
@@ -180,7 +181,7 @@ def test_room_enough_adds_no_time(planner):
 @pytest.mark.parametrize("make", [lambda: transformer(4), unet, chain], ids=list(MADE_UP))
 def test_a_short_time_still_gives_an_answer(make):
     graph = make()
-    hurried = planner_of(graph, time_limit_s=0.001)
+    hurried = planner_of(graph, allowance=Allowance(0.001))
     patient = planner_of(graph)
     for budget_bytes in budgets_of(patient, (0.6, 0.2)):
         best = patient.plan(budget_bytes)

@@ -1,7 +1,5 @@
 """The relaxation's one promise: no choice that the simulator lets pass is better than its bound."""
 
-import time
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,9 +7,10 @@ from hypothesis import strategies as st
 from legroom import ways
 from legroom.capture import Kind
 from legroom.plan import _relaxation
+from legroom.plan._effort import Effort
 from legroom.plan._problem import Choice, build_problem
 from legroom.plan._relaxation import Relaxation
-from legroom.plan._search import Effort, Search
+from legroom.plan._search import Search
 from legroom.plan.solvers import BruteForce
 from tests.unit.plan.random_graphs import Builder, graphs
 from tests.unit.plan.test_solvers import num_choices, problem_of
@@ -25,7 +24,7 @@ RANDOMLY = settings(
 def everything(problem):
     """Every choice, simulated: the archive then knows the optimum for every budget."""
     search = Search(problem)
-    effort = Effort(search, None, time.monotonic() + 600)
+    effort = Effort(search, None)
     BruteForce.solve(search, 0, effort)
     return search.archive
 

@@ -107,7 +107,7 @@ def test_without_a_reserve_the_error_is_its_own():
 )
 def test_as_little_as_possible_is_the_lower_floor(floors, taken):
     plans = Plans(100, *floors)
-    assert plan(plans, replace(ROUNDING, budget="floor"))[0] == taken
+    assert plan(plans, replace(ROUNDING, budget="lowest"))[0] == taken
     assert plans.planned == ["first", "reserve"]
 
 
@@ -115,7 +115,7 @@ def test_as_little_as_possible_is_the_lower_floor(floors, taken):
     ("changed", "rewrites", "reserve"),
     [
         ({}, WITHOUT, ALL),
-        ({"budget": "floor"}, WITHOUT, ALL),
+        ({"budget": "lowest"}, WITHOUT, ALL),
         ({"budget": None, "activations": "50%"}, WITHOUT, ALL),
         ({"budget": None, "device": "RTX4090"}, WITHOUT, ALL),
         ({"budget": None}, WITHOUT, ()),
@@ -168,7 +168,7 @@ def test_at_no_time_the_lower_peak_is_taken():
 
 
 def test_the_lowest_of_three_floors_is_taken():
-    floor = replace(ROUNDING, budget="floor")
+    floor = replace(ROUNDING, budget="lowest")
     for floors, taken in (((40, 30, 20), "as written"), ((40, 20, 30), "reserve")):
         plans = Plans(100, *floors, as_written_ms=90.0)
         assert plan(plans, floor, has_as_written=True)[0] == taken
@@ -186,7 +186,7 @@ def test_as_it_is_written_comes_before_the_reserve():
     [
         ({}, True),
         ({"budget": "free"}, True),
-        ({"budget": "floor"}, True),
+        ({"budget": "lowest"}, True),
         ({"budget": None, "device": "RTX4090"}, True),
         ({"budget": None}, False),
         ({"preset": "tempo"}, False),
@@ -206,7 +206,7 @@ def test_what_is_in_reserve_is_so_for_the_step_as_written():
 
 
 def test_of_floors_that_are_the_same_the_faster_is_taken():
-    floor = replace(ROUNDING, budget="floor")
+    floor = replace(ROUNDING, budget="lowest")
     for lower, taken in ((1996, "first"), (1900, "reserve")):
         plans = Plans(9999, 2000, lower, added={"reserve": 20.0})
         assert plan(plans, floor)[0] == taken

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from legroom.plan.solvers._brute_force import BruteForce
 from legroom.plan.solvers._greedy import Greedy
-from legroom.plan.solvers._milp import CLOSE_ENOUGH, Milp, approach, rounded
+from legroom.plan.solvers._milp import Milp, approach, rounded
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 from legroom.registry import Registry
 
 __all__ = [
-    "CLOSE_ENOUGH",
     "AbstractSolver",
     "BruteForce",
     "Greedy",

@@ -6,8 +6,9 @@ import itertools
 import math
 from typing import final
 
+from legroom.plan._effort import Effort
 from legroom.plan._problem import Choice
-from legroom.plan._search import Effort, Search
+from legroom.plan._search import Search
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import final
 
-from legroom.plan._search import Effort, Search
+from legroom.plan._effort import Effort
+from legroom.plan._search import Search
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 
 

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from typing import final
 
+from legroom.plan._effort import Effort, Tries
 from legroom.plan._problem import Choice
 from legroom.plan._relaxation import RelaxedSolution
-from legroom.plan._search import Effort, Search
+from legroom.plan._search import Search
 from legroom.plan._simulate import Trace
 from legroom.plan.solvers._solver import AbstractSolver, Verdict
 
 _THRESHOLDS = (0.5, 0.1, 0.9, 0.3, 0.7, 0.01, 0.99)
 _TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
-CLOSE_ENOUGH = 0.003
-"""A plan whose gap is below this is not improved any further."""
 _MOST_CUTS = 400
+_PATIENCE_IN_CUTS = 0.4
+"""A cut rules out one choice, and takes as long as many simulations."""
+_MOST_NODES = 5000
+"""Of branch and bound, for each of those."""
 _EXACT_UP_TO = 40
 """Up to so many candidates with a choice, the mixed integer programme is solved to the end."""
 
@@ -42,34 +45,33 @@ class Milp(AbstractSolver):
             return Verdict(bound_ms=0.0)
         bound_ms = approach(search, budget_bytes, effort)
         if bound_ms is None:
-            return Verdict(float("inf") if not effort.timed_out else 0.0, effort.timed_out)
-        if _is_small(search):
-            bound_ms = _close(search, budget_bytes, cls.name, effort, bound_ms)
+            return Verdict(float("inf"))
+        if _is_small(search) and effort.is_worth(effort.left_ms(budget_bytes)):
+            bound_ms = _close(search, budget_bytes, cls.name, effort)
         return Verdict(bound_ms=bound_ms, timed_out=effort.timed_out)
 
 
 def approach(search: Search, budget_bytes: int, effort: Effort) -> float | None:
     """Round, mend and fill without proving anything; the bound, or None if nothing can fit."""
-    relaxed = search.relaxation.solve(budget_bytes, time_limit_s=effort.seconds_left)
-    if relaxed is None:
-        return None
-    bound_ms = relaxed.bound_ms
-    _round(search, relaxed, budget_bytes, Milp.name, effort)
-    for share in _TIGHTER:
-        if _gap(search, bound_ms, budget_bytes) <= CLOSE_ENOUGH or effort.is_spent:
-            break
+    tries = effort.tries(budget_bytes)
+    for share in (1.0, *_TIGHTER):
         # The relaxation does not see what is alive for a moment while things are remade.
         relaxed = search.relaxation.solve(
             int(share * budget_bytes), time_limit_s=effort.seconds_left
         )
+        if relaxed is None and share == 1.0:
+            return None
         if relaxed is None:
             break
-        _round(search, relaxed, budget_bytes, Milp.name, effort)
+        if share == 1.0:
+            effort.bound_ms = max(effort.bound_ms, relaxed.bound_ms)
+        if _round(search, relaxed, budget_bytes, effort, tries):
+            break
     best = search.archive.best(budget_bytes)
-    if best is not None and _gap(search, bound_ms, budget_bytes) > CLOSE_ENOUGH:
+    if best is not None and effort.is_worth(effort.left_ms(budget_bytes)):
         choice = search.decode(best.choice, budget_bytes, Milp.name, effort)
         search.exchange(choice, budget_bytes, Milp.name, effort)
-    return bound_ms
+    return effort.bound_ms
 
 
 def _is_small(search: Search) -> bool:
@@ -82,29 +84,26 @@ def _is_small(search: Search) -> bool:
     return not search.problem.moves and num_choices <= _EXACT_UP_TO
 
 
-def _gap(search: Search, bound_ms: float, budget_bytes: int) -> float:
-    best = search.archive.best(budget_bytes)
-    if best is None:
-        return float("inf")
-    whole = search.problem.step_ms + bound_ms
-    excess = best.outcome.added_ms - bound_ms
-    return excess / whole if whole > 0 else excess
-
-
 def _round(
-    search: Search, relaxed: RelaxedSolution, budget_bytes: int, origin: str, effort: Effort
-) -> None:
-    """Hold what the relaxation holds more than a threshold of; mend and fill each attempt."""
+    search: Search, relaxed: RelaxedSolution, budget_bytes: int, effort: Effort, tries: Tries
+) -> bool:
+    """Hold what the relaxation holds more than a threshold of; mend and fill each attempt.
+
+    Returns whether there is no point in trying on with another relaxation.
+    """
+    if not effort.is_worth(effort.left_ms(budget_bytes)):
+        return True
     for threshold in _THRESHOLDS:
-        choice = rounded(search, relaxed, threshold)
-        search.mend(choice, budget_bytes, origin, effort)
+        search.mend(rounded(search, relaxed, threshold), budget_bytes, Milp.name, effort)
         best = search.archive.best(budget_bytes)
         if best is not None:
-            search.fill(best.choice, budget_bytes, origin, effort)
-        if _gap(search, relaxed.bound_ms, budget_bytes) <= CLOSE_ENOUGH:
-            return
-        if effort.is_spent:
-            return
+            search.fill(best.choice, budget_bytes, Milp.name, effort)
+        if tries.are_over():
+            return True
+        beyond_ms = relaxed.bound_ms - effort.bound_ms  # rounding this one gives no less
+        if not effort.is_worth(effort.left_ms(budget_bytes) - beyond_ms):
+            break
+    return False
 
 
 def rounded(search: Search, relaxed: RelaxedSolution, threshold: float) -> Choice:
@@ -136,37 +135,36 @@ def _best_other(search: Search, relaxed: RelaxedSolution, number: int) -> int:
     return min(others)[1] if others else preferred
 
 
-def _close(
-    search: Search,
-    budget_bytes: int,
-    origin: str,
-    effort: Effort,
-    bound_ms: float,
-) -> float:
+def _close(search: Search, budget_bytes: int, origin: str, effort: Effort) -> float:
     """Solve the integer programme, rule out what the simulator finds over budget, and repeat."""
+    tries = effort.tries(budget_bytes, _PATIENCE_IN_CUTS)
     with search.relaxation.cutting():
         for _ in range(_MOST_CUTS):
             if effort.timed_out:
                 break
-            best = search.archive.best(budget_bytes)
-            if best is not None and best.outcome.added_ms <= bound_ms + 1e-9:
-                return bound_ms
             solved = search.relaxation.solve(
-                budget_bytes, integral=True, time_limit_s=effort.seconds_left
+                budget_bytes,
+                integral=True,
+                time_limit_s=effort.seconds_left,
+                most_nodes=_MOST_NODES,
+                close_enough_ms=effort.worth_ms / 2,
             )
             if solved is None:  # everything that could fit has been tried
-                return bound_ms if effort.timed_out else _added_ms(search, budget_bytes)
+                return _added_ms(search, budget_bytes)
             # What was ruled out before may still be the best: it bounds the others from above.
-            bound_ms = max(bound_ms, min(solved.bound_ms, _added_ms(search, budget_bytes)))
-            if solved.timed_out:
-                return bound_ms
+            bound_ms = min(solved.bound_ms, _added_ms(search, budget_bytes))
+            effort.bound_ms = max(effort.bound_ms, bound_ms)
+            if solved.stopped_early:
+                break
             choice = Choice(solved.options, solved.variants)
             search.evaluate(choice, origin)
             trace = Trace()
             search.simulator.run(choice, trace)
             if not search.relaxation.forbid(choice, trace.needed):
                 return _added_ms(search, budget_bytes)
-    return bound_ms
+            if tries.are_over():
+                break
+    return effort.bound_ms
 
 
 def _added_ms(search: Search, budget_bytes: int) -> float:

@@ -6,7 +6,8 @@ import abc
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from legroom.plan._search import Effort, Search
+from legroom.plan._effort import Effort
+from legroom.plan._search import Search
 
 
 @final
