@@ -21,6 +21,7 @@ LegroomError                    exit code 1: something failed
 │   └── CopyFailedError         so did the copy of the process that it was captured in
 ├── DoubleBackwardError         gradients of gradients through a planned call
 ├── UnplannedGradientError      gradients of an output that was planned to receive none
+├── UnplannableError            a call cannot be planned, and the user wants an error then
 ├── NothingCapturedError        no module call of the step could be captured
 ├── SavedTensorModifiedError    a saved tensor was changed in place; also a RuntimeError
 ├── TierError                   bytes could not be put on a tier, or do not come back
@@ -290,6 +291,16 @@ class NothingCapturedError(LegroomError):
             + "\n  try: call the model itself, `model(batch)`, with gradients enabled and outside "
             "checkpointing; or, where a model breaks in between, legroom.fit on those of its parts "
             "that do not"
+        )
+
+
+class UnplannableError(LegroomError):
+    """A call cannot be planned, and `on_unplannable="error"` was asked for."""
+
+    def __init__(self, shapes: str, why: str) -> None:
+        super().__init__(
+            f"calls with {shapes} cannot be planned: {why}.\n"
+            '  try: on_unplannable="plain" (--on-unplannable plain), which runs them as they are'
         )
 
 

@@ -71,6 +71,7 @@ from legroom.capture._step_capture import (
     capture_here,
     capture_of,
     capture_step,
+    capture_step_and,
 )
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_out_of_the_script
 from legroom.capture._update import make_state, update_alone, updating_optimizers
@@ -119,6 +120,7 @@ __all__ = [
     "capture_here",
     "capture_of",
     "capture_step",
+    "capture_step_and",
     "captured",
     "dynamo_settings",
     "end_with_parent",

@@ -27,7 +27,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import nn
@@ -104,6 +104,8 @@ class CaptureStep(enum.Enum):
     LEARN = "capturing modules"
     PIECES = "tracing forward and backward"
 
+
+_T = TypeVar("_T")
 
 WHOLE = (CaptureStep.WARM, CaptureStep.PLAIN, CaptureStep.LEARN, CaptureStep.PIECES)
 """The steps that capture everything in one process."""
@@ -528,16 +530,30 @@ def capture_step(step: Callable[[], object], **options: Any) -> Capture:
         CaptureFailedError: The step raised an exception.
         NothingCapturedError: No call of a module could be captured.
     """
+    return capture_step_and(step, lambda: None, **options)[0]
+
+
+def capture_step_and(
+    step: Callable[[], object], found: Callable[[], _T], **options: Any
+) -> tuple[Capture, _T]:
+    """Capture a training step, and what `found` returns afterwards where the step was called.
+
+    Raises:
+        LegroomError: See `capture_step`.
+    """
+
+    def capture(**options: Any) -> tuple[Capture, _T]:
+        return capture_here(step, **options), found()
+
     if not can_fork():
-        return capture_here(step, **options)
+        return capture(**options)
     on_progress = options.pop("on_progress", None)
     try:
         return in_copy(
-            lambda report: capture_here(step, on_progress=report, **options),
-            on_progress=on_progress,
+            lambda report: capture(on_progress=report, **options), on_progress=on_progress
         )
     except OSError:  # no room for a copy
-        return capture_here(step, on_progress=on_progress, **options)
+        return capture(on_progress=on_progress, **options)
 
 
 def capture_here(  # noqa: PLR0913 - one keyword for each thing that is captured

@@ -142,8 +142,15 @@ _FITTING = (
         "--leave",
         metavar="NAME",
         multiple=True,
-        help="Leave this module as it is, by class or path, as for gradients of gradients; may be "
-        "repeated.",
+        help="Leave this module as it is, by class or path; may be repeated.",
+    ),
+    click.option(
+        "--on-unplannable",
+        type=click.Choice(["plain", "error"]),
+        default="plain",
+        show_default=True,
+        help="What to do with calls that cannot be planned: run them as they are and say so, or "
+        "end with an error.",
     ),
 )
 
@@ -167,7 +174,7 @@ def planning_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def fitting_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say how to carry a plan out, as `executor`,
-    `max_gradient_error`, `check_every` and `leave`."""
+    `max_gradient_error`, `check_every`, `leave` and `on_unplannable`."""
     return _with_options(command, _FITTING)
 
 
@@ -215,6 +222,7 @@ class PlanningChoice:
         num_points: int = 0,
         max_gradient_error: float | None = None,
         check_every: int | None = None,
+        on_unplannable: str = "plain",
         faults: Iterable[str] = (),
     ) -> PlanOptions:
         """What to plan.
@@ -231,6 +239,7 @@ class PlanningChoice:
             exactness=self.exactness,
             max_gradient_error=max_gradient_error,
             check_every=check_every,
+            on_unplannable=on_unplannable,
             preset=self.preset,
             device=device,
             effort=self.effort,

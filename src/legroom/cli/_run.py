@@ -56,6 +56,7 @@ def run_command(
     executor: str,
     max_gradient_error: float | None,
     check_every: int | None,
+    on_unplannable: str,
     leave: tuple[str, ...],
     limit: bool,
     keep_freed: bool,
@@ -80,7 +81,10 @@ def run_command(
     if limit and keep_freed:
         faults.append("--limit counts what the process holds, --keep-freed keeps all: choose one")
     options = planning.options(
-        max_gradient_error=max_gradient_error, check_every=check_every, faults=faults
+        max_gradient_error=max_gradient_error,
+        check_every=check_every,
+        on_unplannable=on_unplannable,
+        faults=faults,
     )
     target = Script(script, arguments, is_module=is_module)
     target.check()

@@ -64,6 +64,7 @@ def verify_command(
     executor: str,
     max_gradient_error: float | None,
     check_every: int | None,
+    on_unplannable: str,
     leave: tuple[str, ...],
     steps: int,
     tolerance: float | None,
@@ -91,7 +92,10 @@ def verify_command(
     faults = [*faults_of_fitting(planning, executor), *faults_of(check_steps, steps)]
     faults += faults_of(_parse_setting, smaller) if smaller is not None else []
     options = planning.options(
-        max_gradient_error=max_gradient_error, check_every=check_every, faults=faults
+        max_gradient_error=max_gradient_error,
+        check_every=check_every,
+        on_unplannable=on_unplannable,
+        faults=faults,
     )
     target = Script(script, arguments, is_module=is_module)
     notes: tuple[str, ...] = ()

@@ -11,7 +11,10 @@ fitted right before it proceeds. See Note [Adoption].
 #    a Lightning module calls. Wrappers that only pass the call on (DDP) are looked through.
 # 3. What has no parameters (a loss), nothing to differentiate, or is called inside a backward pass
 #    or under saved-tensor hooks is not adopted.
-# 4. A program that drops a model can: once the door is closed we hold it weakly.
+# 4. Where optimizers are known, a module is adopted whose parameters one of them owns, or that
+#    hands gradients on; until one is, a module whose parameters have gradients. So a forward pass
+#    in an `__init__`, or before the optimizer is made, adopts nothing.
+# 5. A program that drops a model can: once the door is closed we hold it weakly.
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class Adopted:
         return None if fitted is None else fitted.plan
 
     def let_go(self) -> None:
-        """See Note [Adoption], rule 4."""
+        """See Note [Adoption], rule 5."""
         self._last_report = self.report
         self._held = None
 
@@ -83,6 +86,7 @@ class Adoption:
     Args:
         fit: Makes a module fitted, given its name.
         leave: Names of classes and paths of modules that stay as they are.
+        owned: Says what the optimizers of the program update so far; None: not to be asked.
 
     Attributes:
         adopted: What was fitted, in order.
@@ -90,8 +94,13 @@ class Adoption:
     """
 
     def __init__(
-        self, fit: Callable[[nn.Module, str], Fitted], *, leave: tuple[str, ...] = ()
+        self,
+        fit: Callable[[nn.Module, str], Fitted],
+        *,
+        leave: tuple[str, ...] = (),
+        owned: Callable[[], list[torch.Tensor]] | None = None,
     ) -> None:
+        self._owned = owned
         self.adopted: list[Adopted] = []
         self.left: Counter[tuple[str, str]] = Counter()
         self.is_open = False
@@ -155,11 +164,34 @@ class Adoption:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if not self.is_open or isinstance(module, _WRAPPERS) or not _trains(module, args, kwargs):
+        if (
+            not self.is_open
+            or isinstance(module, _WRAPPERS)
+            or not self._trains(module, args, kwargs)
+        ):
             return original(module, *args, **kwargs)
         with self._inside():
             self._adopt(module)
             return original(module, *args, **kwargs)
+
+    def _trains(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call keeps something for a backward pass of its own; see Note [Adoption]."""
+        if not torch.is_grad_enabled():
+            return False
+        params = list(module.parameters())
+        trained = [param for param in params if param.requires_grad]
+        if trained and self._owned is not None:
+            owned = {id(tensor) for tensor in self._owned()}
+            if owned and any(id(param) in owned for param in trained):
+                return True
+            if not owned and any(param.grad is not None for param in trained):
+                return True
+        elif trained:
+            return True
+        return bool(params) and any(
+            isinstance(leaf, torch.Tensor) and leaf.requires_grad
+            for leaf in pytree.tree_leaves((args, kwargs))
+        )
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -216,21 +248,6 @@ def _is_ours(call: Any) -> bool:
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The model that torch.compile was called on."""
     return dict(module.named_children()).get("_orig_mod", module)
-
-
-def _trains(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of the module keeps something for a backward pass of its own."""
-    if not torch.is_grad_enabled():
-        return False
-    is_empty = True
-    for param in module.parameters():
-        if param.requires_grad:
-            return True
-        is_empty = False
-    return not is_empty and any(
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        for leaf in pytree.tree_leaves((args, kwargs))
-    )
 
 
 def _why_not() -> str:

@@ -26,6 +26,7 @@ def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
     preset: str | None = None,
     max_gradient_error: float | None = None,
     check_every: int | None = None,
+    on_unplannable: str = "plain",
 ) -> PlanOptions:
     """The options of a plan that is to be carried out.
 
@@ -49,6 +50,7 @@ def options_from(  # noqa: PLR0913 - what `fit` and `verify` take
         exactness=exactness,
         max_gradient_error=max_gradient_error,
         check_every=check_every,
+        on_unplannable=on_unplannable,
         preset=preset,
         effort=effort,
         time_limit_s=time_limit_s,

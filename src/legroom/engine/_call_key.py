@@ -55,8 +55,13 @@ def call_key(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             structure.append((leaf.dtype, leaf.device, leaf.requires_grad, leaf.dim()))
             shapes.append(tuple(leaf.shape))
         else:
-            structure.append(leaf if isinstance(leaf, _PLAIN) else type(leaf))
+            structure.append(leaf if isinstance(leaf, _PLAIN) else _type_name(leaf))
     return CallKey(tuple(structure), tuple(shapes))
+
+
+def _type_name(value: object) -> str:
+    """By name: a key may be sent to another process."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _settings(module: nn.Module) -> Iterator[Any]:

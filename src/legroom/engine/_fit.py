@@ -23,6 +23,7 @@ import contextlib
 import functools
 import logging
 import statistics
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,7 @@ from legroom.capture import (
     call_that_is_set,
     is_in_backward,
     is_in_transform,
+    is_out_of_memory,
     own_call,
     saving_is_hooked,
     scan_heap,
@@ -51,8 +53,11 @@ from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._kinds_of_call import KindsOfCall
 from legroom.engine._observer import FitObserver
+from legroom.engine._plain_calls import PlainCalls, reason_of
 from legroom.engine._planned_kind import PlannedKind
+from legroom.engine._planning_time import PlanningTime
 from legroom.engine._run_report import RunReport
+from legroom.engine._snapshot import remember_buffers
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepEnds, StepWatch
 from legroom.engine.graph import (
@@ -64,7 +69,14 @@ from legroom.engine.graph import (
     choose_executor,
     guard,
 )
-from legroom.errors import LegroomError, UsageError
+from legroom.errors import (
+    GradientErrorBoundError,
+    InfeasibleError,
+    LegroomError,
+    TierError,
+    UnplannableError,
+    UsageError,
+)
 from legroom.plan import OnProgress, PlanOptions, allowed_ways
 
 _log = logging.getLogger("legroom")
@@ -86,6 +98,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     without: Iterable[str] = (),
     max_gradient_error: float | None = None,
     check_every: int | None = None,
+    on_unplannable: str = "plain",
     preset: str | None = None,
     effort: str = "proportional",
     time_limit_s: float = 30.0,
@@ -150,6 +163,7 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         time_limit_s=time_limit_s,
         max_gradient_error=max_gradient_error,
         check_every=check_every,
+        on_unplannable=on_unplannable,
     )
     runner = choose_executor(executor, exactness)
     optimizers = as_tuple(optimizer, Optimizer, "optimizer")
@@ -194,6 +208,9 @@ def _options_for(executor: Executor, options: PlanOptions) -> PlanOptions:
     return replace(options, ways=tuple(name for name in names if name not in executor.without))
 
 
+_NOT_FOR_PLAIN = (UsageError, InfeasibleError, TierError, GradientErrorBoundError, UnplannableError)
+"""Errors of planning that are no reason to run as it is: the user asked for what cannot be."""
+
 _PLAIN_PLACES: dict[str, Callable[[], bool]] = {
     "calls inside somebody else's compilation": torch.compiler.is_compiling,
     "calls during a backward pass, as by checkpointing": is_in_backward,
@@ -219,6 +236,7 @@ class Fitted:
         *,
         optimizers: tuple[Optimizer, ...] = (),
         watch: StepWatch | None = None,
+        planning_time: PlanningTime | None = None,
         on_progress: OnProgress | None = None,
         on_event: Callable[[str], None] | None = None,
         observer: FitObserver | None = None,
@@ -238,6 +256,8 @@ class Fitted:
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
         self._kinds = KindsOfCall(self, options)
+        self._plain_calls = PlainCalls(self.say, is_refused=options.on_unplannable == "error")
+        self.planning_time = planning_time or PlanningTime()
         self._latest: PlannedKind | None = None
         self._is_busy = False
         self._has_shapes = not is_module
@@ -332,31 +352,55 @@ class Fitted:
                 self._left_plain[why_plain] += 1
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
+        if self._plain_calls.why(key) is not None:
+            return self._plain_calls.call(key, self._plain, args, kwargs)
+        kind = self._ready_kind(key, args, kwargs)
+        if kind is None:
+            return self._plain_calls.call(key, self._plain, args, kwargs)
+        return self._call_kind(kind, key, args, kwargs)
+
+    def _ready_kind(
+        self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PlannedKind | None:
+        """The kind of a call, planned and measured as far as is due; None: it runs as it is."""
         kind = self._kinds.find(key)
         if kind is not None and kind.is_stale:
             self.compile_again(kind.step_plan)
         is_due = kind is not None and kind.is_due(self._options.check_every)
         has_seen_zeros = kind is not None and kind.end_density_watch()
-        if kind is None or not kind.is_checked or is_due or has_seen_zeros:
-            if self._watch is not None:
-                self._watch.close()  # planning is no part of the step that is being measured
-            with self._observer.around_planning():
-                kind = kind or self._plan_kind(key, args, kwargs)
-                is_same = has_seen_zeros and not kind.use_density(self)
-                self._measure_batch(kind, args, kwargs)
-            self._latest = kind
-            self._kinds.keep(key, kind)
-            if is_due:
-                self.say(kind.accuracy)
-            elif not is_same:
-                self._observer.planned(self)
+        if kind is not None and kind.is_checked and not is_due and not has_seen_zeros:
+            return kind
+        if self._watch is not None:
+            self._watch.close()  # planning is no part of the step that is being measured
+        with self._observer.around_planning(), self.planning_time.spending():
+            kind = kind or self._kind_or_none(key, args, kwargs)
+            if kind is None:
+                return None
+            is_same = has_seen_zeros and not kind.use_density(self)
+            self._measure_batch(kind, args, kwargs)
+        self._latest = kind
+        self._kinds.keep(key, kind)
+        if is_due:
+            self.say(kind.accuracy)
+        elif not is_same:
+            self._observer.planned(self)
+        return kind
+
+    def _call_kind(
+        self, kind: PlannedKind, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the target under the plan of this kind."""
         self._latest = kind
         kind.num_calls += 1
+        kind.last_call = time.monotonic()
         watch = self._step_watch()
         watch.call_begins((id(kind), kind.step_plan.replans), kind.on_reading)
         self._is_busy = True
         try:
-            output = kind.call(*args, **kwargs)
+            if kind.num_calls == 1:
+                output = self._first_call(kind, key, args, kwargs)
+            else:
+                output = kind.call(*args, **kwargs)
         except BaseException:
             watch.close()  # what it leaves behind until it is forgotten is no part of a step
             raise
@@ -367,6 +411,51 @@ class Fitted:
             watch.close()
             self.say(f"{why_anew}: planning again")
         return output
+
+    def _kind_or_none(
+        self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PlannedKind | None:
+        """A new kind of call, planned; None where it cannot be, and runs as it is.
+
+        Raises:
+            LegroomError: The budget in bytes cannot be kept, or the call itself is wrong.
+        """
+        why = self._kinds.why_left(key)
+        if why is not None:
+            self._plain_calls.leave(key, why)
+            return None
+        try:
+            return self._plan_kind(key, args, kwargs)
+        except _NOT_FOR_PLAIN:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._plain_calls.leave(key, reason_of(error))
+            return None
+
+    def _first_call(
+        self, kind: PlannedKind, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call under a new plan; as it is where that fails.
+
+        What fails is compiling, before anything has run, or the program itself, which then fails
+        again.
+        """
+        put_back = remember_buffers(self._module)
+        try:
+            with self.planning_time.spending():
+                return kind.call(*args, **kwargs)
+        except LegroomError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            why = reason_of(error)
+        put_back()
+        self._step_watch().close()
+        self._kinds.drop(key)
+        return self._plain_calls.call(key, self._plain, args, kwargs, why=why)
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
@@ -463,6 +552,7 @@ class Fitted:
                 models=[self._module],
                 forgets=not self._kinds and guard.is_alone,
                 least_bytes=least_bytes,
+                called=self._kinds.keys_of_step,
                 on_progress=self._on_progress,
             )
         finally:
@@ -555,10 +645,11 @@ class Fitted:
     @property
     def left_plain(self) -> tuple[tuple[str, str], ...]:
         """What was not planned, and how often."""
-        return tuple(
+        left = tuple(
             (f"{count} {'call' if count == 1 else 'calls'}", why)
             for why, count in self._left_plain.items()
         )
+        return (*left, *self._plain_calls.reasons())
 
     @property
     def step_ms(self) -> float | None:

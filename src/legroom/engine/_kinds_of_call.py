@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, final
 
 from legroom.engine._call_key import CallKey
 from legroom.engine._density import uses_sparse
+from legroom.engine._plain_calls import NEW_SHAPES
 from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
 from legroom.engine._step_plan import StepPlan
 from legroom.errors import InfeasibleError, LegroomError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from legroom.engine._fit import Fitted
 
 _MOST_PLANNED = 4
+_MOST_COMPILED = 16
 _MOST_OVERFLOWS = 3
 
 Step = Callable[[], object]
@@ -71,7 +73,16 @@ class KindsOfCall:
 
     def keep(self, key: CallKey, kind: PlannedKind) -> None:
         """Calls with this key are of this kind from now on."""
+        self._kinds.pop(key, None)
         self._kinds[key] = kind
+        if len(self._kinds) > _MOST_COMPILED:
+            self.drop(min(self._kinds, key=lambda each: self._kinds[each].last_call))
+
+    def drop(self, key: CallKey) -> None:
+        """Forget a kind: calls with this key follow no plan."""
+        kind = self._kinds.pop(key, None)
+        if kind is not None:
+            kind.forget()
 
     def under(self, step_plan: StepPlan) -> list[PlannedKind]:
         """The kinds that follow a plan."""
@@ -87,6 +98,11 @@ class KindsOfCall:
         """
         self._keys_of_step = set()
         self._plan_of_step = self._plan(step)
+        self._keys_of_step |= self._plan_of_step.called
+
+    def keys_of_step(self) -> frozenset[CallKey]:
+        """The calls that a whole step has made so far, while it is planned."""
+        return frozenset(self._keys_of_step or ())
 
     @property
     def asks_for_calls(self) -> bool:
@@ -99,6 +115,20 @@ class KindsOfCall:
             self._keys_of_step.add(key)
 
     # What a new kind gets ------------------------------------------------------------------------
+
+    def why_left(self, key: CallKey) -> str | None:
+        """Why a new kind gets no plan; see Note [Kinds of call], rule 4. None: it gets one."""
+        if not self._owner.planning_time.is_spent:
+            return None
+        if not self._is_limit:
+            return NEW_SHAPES
+        fits = any(
+            kind.key is not None
+            and key.is_within(kind.key)
+            and kind.step_plan.plain_peak_bytes <= kind.step_plan.budget_bytes
+            for kind in self
+        )
+        return NEW_SHAPES if fits else None
 
     def plan(self, owner: Fitted, key: CallKey, make_step: Callable[[], Step]) -> PlannedKind:
         """A new kind, with its plan; see Note [Kinds of call], rule 1.

@@ -6,6 +6,7 @@ that is an error.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -39,6 +40,7 @@ class PlannedKind:
         is_checked: Whether it is known how far its gradients are off, or they are exact.
         density_watch: What watches its first call; see Note [Density].
         num_calls: How often it was called.
+        last_call: When it was called last, by a clock that only goes on.
     """
 
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
@@ -47,6 +49,7 @@ class PlannedKind:
         self.is_stale = self.is_checked = False
         self.density_watch: DensityWatch | None = None
         self.num_calls = 0
+        self.last_call = time.monotonic()
         self._owner = weakref.proxy(owner)
         self.call = owner.compile(step_plan)
         self.measured_peak_bytes: int | None = None

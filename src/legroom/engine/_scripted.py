@@ -19,6 +19,7 @@ from legroom.capture import (
     Script,
     ScriptOutcome,
     StepFinder,
+    StopScript,
     failure_of,
     kept_out_of_the_script,
     run_script,
@@ -29,13 +30,13 @@ from legroom.engine._fit import Fitted
 from legroom.engine._limit import describe_overrun
 from legroom.engine._model_limit import ModelLimit
 from legroom.engine._observer import FitObserver
+from legroom.engine._planning_time import PlanningTime
 from legroom.engine._run_report import RunReport
 from legroom.engine._watch import StepWatch
 from legroom.engine.graph import Executor, choose_executor
 from legroom.errors import (
     LegroomError,
     NothingCapturedError,
-    NoTrainingError,
     ScriptError,
     UsageError,
 )
@@ -44,7 +45,7 @@ from legroom.plan import OnProgress, PlanOptions
 _PATIENCE = 4
 """Steps without a new model, after which calls are no longer looked at."""
 _MOST_UNPLANNED = 3
-"""Steps in which nothing was planned, after which there is nothing to wait for."""
+"""Steps in which nothing was planned, after which that is said."""
 _MEASURED = 2
 
 
@@ -144,7 +145,7 @@ class FittedScript:
         check_budget(options.budget or options.activations or options.stash)
         self.finder = StepFinder(self._step_ends)
         self.finder.observer = _Listener(self, listener or AbstractTrainingObserver())
-        self.adoption = Adoption(self._fit, leave=leave)
+        self.adoption = Adoption(self._fit, leave=leave, owned=self.finder.owned_tensors)
         self._script = script
         self._options = options
         self._executor = executor
@@ -153,9 +154,11 @@ class FittedScript:
         self._on_event = on_event or (lambda event: None)
         self._on_step = on_step or (lambda: None)
         self._watch: StepWatch | None = None
+        self._planning_time = PlanningTime()
         self._last_news = 0
         self._promises: dict[str, _Promise] = {}
         self._own_error: Exception | None = None
+        self._has_said_nothing = False
 
     def run(self) -> ScriptRun:
         """Run the script to its end."""
@@ -200,6 +203,7 @@ class FittedScript:
             self._options,
             self._executor,
             watch=self._watch,
+            planning_time=self._planning_time,
             on_progress=self._on_progress,
             on_event=lambda text: self._on_event(RunEvent("note", text=f"{name}: {text}")),
             observer=_Planning(self, name),
@@ -243,13 +247,31 @@ class FittedScript:
     # Steps ---------------------------------------------------------------------------------------
 
     def _step_ends(self) -> None:
-        with self._guarded():
-            if self._watch is not None:
-                self._watch.step_ends()
-            elif self._num_steps >= _MOST_UNPLANNED:
-                raise NothingCapturedError(self._why_nothing())
-            self._look_around()
+        try:
+            self._look_at_step()
+        except LegroomError as error:
+            self._fail(error)
+            self.finder.retire()
+            raise StopScript from error
+        except Exception as error:  # ours alone: the script must not suffer from it
+            self._give_up(error)
         self._on_step()
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the script as it would be without us, because we have failed."""
+        self.finder.retire()
+        self.adoption.close()
+        for each in self.adoption.adopted:
+            each.undo()
+        text = f"legroom failed, and the script goes on without it: {type(error).__name__}: {error}"
+        self._on_event(RunEvent("note", text=text))
+
+    def _look_at_step(self) -> None:
+        if self._watch is not None:
+            self._watch.step_ends()
+        elif self._num_steps == _MOST_UNPLANNED:
+            self._say_nothing_is_planned()
+        self._look_around()
 
     def _look_around(self) -> None:
         """Say what was measured; stop looking at calls once nothing new turns up."""
@@ -310,7 +332,9 @@ class FittedScript:
         if isinstance(error, LegroomError):
             return ScriptRun(report, error)
         if error is None:
-            return ScriptRun(report, self._explain_nothing() if report is None else None)
+            if report is None:
+                self._say_nothing_is_planned()
+            return ScriptRun(report)
         moment = "before it trained" if report is None else self.finder.steps.moment_of(error)
         overrun = self._overrun(error)
         if overrun is not None:
@@ -322,15 +346,27 @@ class FittedScript:
             failure.traceback = outcome.traceback
         return ScriptRun(report, failure, _exit_code(error))
 
-    def _explain_nothing(self) -> LegroomError:
+    def _say_nothing_is_planned(self) -> None:
+        """Say once why the script trains without a plan.
+
+        Raises:
+            UnplannableError: The user wants to know at once.
+        """
+        if self._has_said_nothing:
+            return
+        self._has_said_nothing = True
         name = self._script.target
         if not self.finder.num_backwards:
-            return NoTrainingError(
-                f"{name} ended without training: no backward pass was seen.\n"
-                "  try: the script that trains, with arguments that make it train; "
-                "`--help` of the script, after its name, shows them"
+            text = (
+                f"{name} ended without a backward pass in this process: nothing was planned. Where "
+                "it trains in processes that it starts, start legroom there (see docs/run.md)"
             )
-        return NothingCapturedError(self._why_nothing())
+        else:
+            why = "; ".join(self._why_nothing())
+            text = f"{name} trains as it is, without a plan: {why}"
+        if self._options.on_unplannable == "error":
+            raise NothingCapturedError(self._why_nothing())
+        self._on_event(RunEvent("note", text=text))
 
 
 def check_budget(budget: str | int | None) -> None:

@@ -68,6 +68,24 @@ class Snapshot:
         self._restore_random()
 
 
+def remember_buffers(module: nn.Module) -> Callable[[], None]:
+    """A function that puts the module's buffers and all random states back as they are now."""
+    stored = [(buffer, _Stored(buffer)) for buffer in module.buffers() if _is_plain(buffer)]
+    restore_random = remember_random()
+
+    @torch.no_grad()
+    def restore() -> None:
+        for buffer, kept in stored:
+            kept.copy_to(buffer)
+        restore_random()
+
+    return restore
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Buffer) and tensor.layout is torch.strided
+
+
 class _Stored:
     """A tensor as bytes."""
 

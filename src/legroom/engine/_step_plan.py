@@ -25,7 +25,8 @@ from torch.distributions import Distribution
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from legroom.capture import Capture, backward_habit, capture_step, update_alone
+from legroom.capture import Capture, backward_habit, capture_step_and, update_alone
+from legroom.engine._call_key import CallKey
 from legroom.errors import InfeasibleBudgetError, InfeasibleError
 from legroom.plan import (
     Budget,
@@ -63,6 +64,7 @@ class StepPlan:
         set_aside_bytes: What of that earlier measurements have led to.
         outside_bytes: The most that was measured beyond the prediction.
         gradient_error: How far a lossy plan's gradients are off, relatively; None if not measured.
+        called: The calls that the step makes, where it is a whole one.
     """
 
     capture: Capture
@@ -82,6 +84,7 @@ class StepPlan:
     replans: int = 0
     not_planned: list[tuple[str, str]] = field(default_factory=list)
     gradient_error: float | None = None
+    called: frozenset[CallKey] = frozenset()
 
     @property
     def plain_peak_bytes(self) -> int:
@@ -231,20 +234,23 @@ def plan_call(
     models: Iterable[nn.Module],
     forgets: bool,
     least_bytes: int = 0,
+    called: Callable[[], frozenset[CallKey]] = frozenset,
     on_progress: OnProgress | None = None,
 ) -> StepPlan:
     """Capture a step, time its operations and plan it.
 
     Args:
         least_bytes: What a budget that is not in bytes is at least.
+        called: Says, where the step was captured, which calls it made.
 
     Raises:
         NothingCapturedError: No part of the call could be captured.
         InfeasibleError: No plan fits; names the lowest budget that one does.
     """
     started = time.perf_counter()
-    capture = capture_step(
+    capture, keys = capture_step_and(
         step,
+        called,
         models=models,
         exactness=options.exactness,
         rewrites=options.rewrites,
@@ -267,6 +273,7 @@ def plan_call(
         as_written_ms=lambda step_plan: step_plan.planner.as_written_ms,
     )
     best = plan_with_reserve(capture, options, plan, judge=judge)
+    best.called = keys
     best.forms = forms_of(capture, options)
     best.planning_s = time.perf_counter() - started
     return best

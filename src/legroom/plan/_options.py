@@ -47,6 +47,8 @@ class PlanOptions:
         effort: `"proportional"`: planning takes as long as there is something to gain, within the
             time limit; `"fixed"`: so much work, whatever the time, so that plans are repeatable.
         time_limit_s: Longest time for all that planning for one budget does.
+        on_unplannable: `"plain"`: calls that cannot be planned run as they are, and that is said;
+            `"error"`: they are refused.
         num_points: Budgets on the frontier; 0: only floor and chosen budget.
         is_as_written: Whether nothing is rewritten, whatever may be; see Note [Reserve], rule 4.
         is_compiled: Whether what is planned runs with compiled kernels; see `Planner`.
@@ -66,6 +68,7 @@ class PlanOptions:
     device: str | None = None
     effort: str = PROPORTIONAL
     time_limit_s: float = 30.0
+    on_unplannable: str = "plain"
     num_points: int = 10
     is_as_written: bool = False
     is_compiled: bool = False

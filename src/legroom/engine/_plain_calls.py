@@ -1,0 +1,98 @@
+"""What a fitted target runs as it is although it trains, why, and what to tell the user of it.
+
+In come kinds of call that could not be planned or compiled; out comes one warning for each reason,
+and counts for the report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, final
+
+from legroom.engine._call_key import CallKey
+from legroom.errors import CopyFailedError, LegroomError, NothingCapturedError, UnplannableError
+
+NEW_SHAPES = (
+    "planning has taken what it may (30 s, and 5 % of the time since), and calls come with ever "
+    "new shapes or modules; to have them planned, pad batches to a few lengths, or make the model "
+    "once"
+)
+
+
+@final
+class PlainCalls:
+    """Kinds of call that run as they are.
+
+    Args:
+        say: Tells the user.
+        is_refused: Whether the user wants an error instead.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, is_refused: bool) -> None:
+        self._say = say
+        self._is_refused = is_refused
+        self._why: dict[CallKey, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._said: set[str] = set()
+
+    def why(self, key: CallKey) -> str | None:
+        """Why calls of this kind run as they are; None: they do not."""
+        return self._why.get(key)
+
+    def leave(self, key: CallKey, why: str) -> None:
+        """Let calls of this kind run as they are from now on.
+
+        Raises:
+            UnplannableError: The user wants to know at once.
+        """
+        if self._is_refused:
+            raise UnplannableError(key.in_words, why)
+        self._why[key] = why
+
+    def call(
+        self,
+        key: CallKey,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        why: str | None = None,
+    ) -> Any:
+        """Call the function as it is. What it raises is the user's own, and comes first.
+
+        Args:
+            why: Why calls of this kind run so from now on; None: as `leave` was told.
+        """
+        output = function(*args, **kwargs)
+        if why is not None:
+            self.leave(key, why)
+        why = self._why[key]
+        self._counts[why] += 1
+        if why not in self._said:
+            self._said.add(why)
+            self._say(f"calls with {key.in_words} run as they are, without a plan: {why}")
+        return output
+
+    def reasons(self) -> tuple[tuple[str, str], ...]:
+        """What was not planned and why, for the report."""
+        return tuple(
+            (f"{count} {'call' if count == 1 else 'calls'}", why)
+            for why, count in self._counts.items()
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something could not be planned, in one line."""
+    if isinstance(error, NothingCapturedError) and error.reasons:
+        return _first_line(error.reasons[0])
+    if isinstance(error, CopyFailedError):
+        return _first_line(error.why)
+    if isinstance(error, LegroomError):
+        return _first_line(str(error))
+    return f"{type(error).__name__}: {_first_line(str(error))}"
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[0].removesuffix(":") if lines else "no reason was given"
