@@ -42,6 +42,7 @@ from legroom.capture import (
     is_in_backward,
     is_in_transform,
     is_out_of_memory,
+    observe_backward,
     own_call,
     saving_is_hooked,
     scan_heap,
@@ -56,6 +57,7 @@ from legroom.engine._observer import FitObserver
 from legroom.engine._plain_calls import PlainCalls, reason_of
 from legroom.engine._planned_kind import PlannedKind
 from legroom.engine._planning_time import PlanningTime
+from legroom.engine._probation import Probation, watched_for_marks
 from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import remember_buffers
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
@@ -257,6 +259,7 @@ class Fitted:
         self._observer = observer or FitObserver()
         self._kinds = KindsOfCall(self, options)
         self._plain_calls = PlainCalls(self.say, is_refused=options.on_unplannable == "error")
+        self._probation = Probation(self._plain_calls.leave)
         self.planning_time = planning_time or PlanningTime()
         self._latest: PlannedKind | None = None
         self._is_busy = False
@@ -340,6 +343,7 @@ class Fitted:
         _installed.add(self)
         guard.acquire()
         self._hooks.callback(guard.release)
+        self._hooks.enter_context(observe_backward(watched_for_marks))
 
     # Calls ---------------------------------------------------------------------------------------
 
@@ -354,6 +358,10 @@ class Fitted:
         key = call_key(self._module, args, kwargs)
         if self._plain_calls.why(key) is not None:
             return self._plain_calls.call(key, self._plain, args, kwargs)
+        if self._kinds.find(key) is None:
+            num_steps = self._step_watch().num_steps
+            if self._probation.holds(key, num_steps):
+                return self._probation.call(key, self._plain, args, kwargs)
         kind = self._ready_kind(key, args, kwargs)
         if kind is None:
             return self._plain_calls.call(key, self._plain, args, kwargs)
