@@ -33,6 +33,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_NOTHING_TO_GAIN = 0.97
+"""Of the plain step's peak: plans that reach no lower gain nothing."""
+
 
 class LegroomError(Exception):
     """The base of everything that legroom raises on purpose."""
@@ -113,37 +116,75 @@ class InfeasibleBudgetError(InfeasibleError):
         budget_bytes: What was asked for.
         floor_bytes: The lowest peak that a plan with the enabled ways reaches.
         enough_bytes: A budget that works: the floor, and some room if a step is to run in it.
-        largest: What is alive at that peak, the largest first: `"3.00 MiB lm_head.addmm"`.
+        plain_bytes: The plain step's peak; 0 where it is not known.
+        largest: What is alive at the lowest peak, the largest first: `"3.00 MiB lm_head.addmm"`.
+        state_bytes: What of that is weights, gradients and optimizer state.
+        is_in_update: Whether that peak is in the optimizer's step, which no plan changes.
         remedies: What else would lower it, as it is written: `--disk FOLDER`, another exactness.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is known of a refusal
         self,
         *,
         budget_bytes: int,
         floor_bytes: int,
+        plain_bytes: int = 0,
         largest: tuple[str, ...] = (),
+        state_bytes: int = 0,
+        is_in_update: bool = False,
         remedies: tuple[str, ...] = (),
         room_bytes: int = 0,
     ) -> None:
         self.budget_bytes, self.floor_bytes = budget_bytes, floor_bytes
         self.nearest_bytes = floor_bytes
         self.enough_bytes = floor_bytes + room_bytes
-        self.largest, self.remedies = largest, remedies
-        lowest = f"{_in_mib(floor_bytes)} ({floor_bytes} bytes)"
+        self.plain_bytes, self.state_bytes = plain_bytes, state_bytes
+        self.largest, self.remedies, self.is_in_update = largest, remedies, is_in_update
         alive = f"  largest live tensors at that peak: {', '.join(largest)}\n" if largest else ""
-        tries = (f"a budget of at least {_enough(self.enough_bytes)}", "a smaller batch", *remedies)
+        # What lowers activations does not lower the update's peak.
+        others = () if is_in_update else ("a smaller batch", *remedies)
+        tries = (f"a budget of at least {_enough(self.enough_bytes)}", *others)
         super().__init__(
-            f"no plan fits {_in_mib(budget_bytes)}: with every enabled way the step still "
-            f"peaks at {lowest}.\n{alive}  try: {', or '.join(tries)}"
+            f"no plan fits {_readable(budget_bytes)}: {self.lowest_in_words}.\n"
+            f"{alive}  try: {', or '.join(tries)}"
         )
 
-    def with_room(self, room_bytes: int) -> InfeasibleBudgetError:
-        """The same error, naming a budget with so much room above the floor."""
+    @property
+    def has_nothing_to_gain(self) -> bool:
+        """Whether the lowest peak is next to the plain step's."""
+        return self.floor_bytes >= _NOTHING_TO_GAIN * self.plain_bytes > 0
+
+    @property
+    def lowest_in_words(self) -> str:
+        """The lowest peak beside the plain step's, and what sets it: `"the lowest is …"`."""
+        lowest = f"the lowest is {_readable(self.floor_bytes)} ({self.floor_bytes} bytes)"
+        if self.plain_bytes:
+            share = 100 * self.floor_bytes / self.plain_bytes
+            lowest += f", {share:.0f} % of plain's peak of {_readable(self.plain_bytes)}"
+        cause = ""
+        if self.is_in_update:
+            cause = "the peak is the update's (optimizer temporaries)"
+        elif 2 * self.state_bytes >= self.floor_bytes:
+            cause = f"{_readable(self.state_bytes)} of it is weights, gradients and optimizer state"
+        if not self.has_nothing_to_gain:
+            return f"{lowest}; {cause}" if cause else lowest
+        return f"{lowest}; nothing to gain" + (f": {cause}" if cause else "")
+
+    def with_room(
+        self, room_bytes: int, *, budget_bytes: int | None = None
+    ) -> InfeasibleBudgetError:
+        """The same error, naming a budget with so much room above the floor.
+
+        Args:
+            budget_bytes: What was asked for, where that was more than had to be planned for.
+        """
         return InfeasibleBudgetError(
-            budget_bytes=self.budget_bytes,
+            budget_bytes=self.budget_bytes if budget_bytes is None else budget_bytes,
             floor_bytes=self.floor_bytes,
+            plain_bytes=self.plain_bytes,
             largest=self.largest,
+            state_bytes=self.state_bytes,
+            is_in_update=self.is_in_update,
             remedies=self.remedies,
             room_bytes=room_bytes,
         )
@@ -170,15 +211,19 @@ class InfeasibleStashError(InfeasibleError):
         self.budget_bytes = budget_bytes
         tries = (f"a stash of at least {_enough(least_bytes)}", "a smaller batch", *remedies)
         super().__init__(
-            f"no plan within {_in_mib(budget_bytes)} keeps only {_in_mib(stash_bytes)} for "
-            f"backward: the least that was found is {_in_mib(least_bytes)}.\n"
+            f"no plan within {_readable(budget_bytes)} keeps only {_readable(stash_bytes)} for "
+            f"backward: the least that was found is {_readable(least_bytes)}.\n"
             f"  try: {', or '.join(tries)}"
         )
 
 
-def _in_mib(count: int) -> str:
+def _readable(count: int) -> str:
     """Bytes for people; `units.format_bytes` stands above this module."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+    if abs(count) >= 2**30:
+        return f"{count / 2**30:.2f} GiB"
+    if abs(count) >= 2**20:
+        return f"{count / 2**20:.2f} MiB"
+    return f"{count / 2**10:.1f} KiB" if abs(count) >= 2**10 else f"{count} B"
 
 
 def _enough(count: int) -> str:
@@ -207,8 +252,8 @@ class BudgetExceededError(LegroomError):
         self.budget_bytes, self.enough_bytes = budget_bytes, enough_bytes
         self.measured_bytes, self.predicted_bytes = measured_bytes, predicted_bytes
         super().__init__(
-            f"a step peaks at {_in_mib(measured_bytes)}, above the budget of "
-            f"{_in_mib(budget_bytes)}, with a plan that predicts {_in_mib(predicted_bytes)}.\n"
+            f"a step peaks at {_readable(measured_bytes)}, above the budget of "
+            f"{_readable(budget_bytes)}, with a plan that predicts {_readable(predicted_bytes)}.\n"
             "  what lies outside the planned calls (a loss in the loop, kept outputs, code that is "
             "not captured) takes the difference; it was set aside for the whole of the step.\n"
             "  `legroom plan` sees the whole step: where it finds a plan for this budget, "
@@ -230,7 +275,7 @@ class GradientErrorBoundError(LegroomError):
     def __init__(self, *, bound: float, nearest: float, budget_bytes: int) -> None:
         self.bound, self.nearest, self.budget_bytes = bound, nearest, budget_bytes
         super().__init__(
-            f"no plan within {_in_mib(budget_bytes)} has gradients within {bound:.3g} of exact "
+            f"no plan within {_readable(budget_bytes)} has gradients within {bound:.3g} of exact "
             f"ones, relatively: the nearest is off by {nearest:.3g}.\n"
             f"  try: max_gradient_error={nearest * 1.1:.2g}, a larger budget, or a smaller batch"
         )
@@ -349,10 +394,10 @@ class TierSpaceError(TierError):
         self.folder, self.wanted_bytes, self.free_bytes = folder, wanted_bytes, free_bytes
         self.label, self._reason, self._tier = label, reason, tier
         super().__init__(
-            f"the {tier} tier needs {_in_mib(wanted_bytes)} more ({wanted_bytes} bytes) in "
+            f"the {tier} tier needs {_readable(wanted_bytes)} more ({wanted_bytes} bytes) in "
             f"{folder!r}"
             + (f" for {label!r}" if label else "")
-            + f", where {_in_mib(free_bytes)} are free"
+            + f", where {_readable(free_bytes)} are free"
             + (f": {reason}" if reason else "")
             + ".\n  try: make room there, "
             + ("another folder (folder=, or LEGROOM_DISK), " if tier == "disk" else "")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from legroom.plan import PlanReport
+from legroom.plan import PlanReport, PresetPoint
 from legroom.units import format_bytes
 from tests.integration.browser import HOSTILE, OpenPage, launch, open_page
 from tests.made_up_plan import MIB, made_up_report, with_sweep, with_tiers
@@ -92,7 +92,6 @@ def test_frontier_chart_shows_plans_bounds_and_presets(open_plan: OpenFunction) 
         return [[round(x * MIB), y] for x, y in chart_series(opened, "frontier-chart", name)]
 
     points = sorted(report.frontier, key=lambda point: point.predicted_peak_bytes)
-    assert drawn("plans") == [[p.predicted_peak_bytes, p.added_ms] for p in points]
     assert drawn("bound") == [[p.predicted_peak_bytes, p.bound_ms] for p in points]
     assert drawn("presets") == [[p.predicted_peak_bytes, p.added_ms] for p in report.presets]
     assert drawn("chosen") == [[report.chosen.predicted_peak_bytes, report.chosen.added_ms]]
@@ -100,6 +99,30 @@ def test_frontier_chart_shows_plans_bounds_and_presets(open_plan: OpenFunction) 
     assert rows == [point.budget_bytes for point in report.frontier]
     assert opened.page.locator("#frontier-table tr.is-chosen").count() == 1
     assert set(opened.column("#presets-table tbody tr", "data-preset")) == {"plain", "per-block"}
+
+
+def test_nothing_that_was_simulated_lies_below_the_staircase(open_plan: OpenFunction) -> None:
+    report = made_up_report()
+    assert report.chosen is not None
+    few = (report.frontier[0], report.frontier[-1])
+    better = PresetPoint("better", "than plans", few[-1].predicted_peak_bytes, 1.0)
+    presets = (*report.presets, better, PresetPoint("worse", "than plans", 450 * MIB, 300.0))
+    opened = open_plan(replace(report, frontier=few, presets=presets))
+    steps = [(round(x * MIB), y) for x, y in chart_series(opened, "frontier-chart", "plans")]
+    assert steps == sorted(steps)
+    simulated = [
+        *((p.predicted_peak_bytes, p.added_ms) for p in (*few, report.chosen, *presets)),
+    ]
+    assert set(steps) <= set(simulated)
+    for peak_bytes, added_ms in simulated:
+        assert min(y for x, y in steps if x <= peak_bytes) <= added_ms
+    drawn = {
+        (round(x * MIB), y)
+        for name in ("plans", "beaten", "presets", "chosen")
+        for x, y in chart_series(opened, "frontier-chart", name)
+    }
+    assert drawn == set(simulated)
+    assert opened.problems == []
 
 
 def test_timeline_shows_the_plan_against_its_budget(open_plan: OpenFunction) -> None:

@@ -41,8 +41,27 @@ class CallKey:
 
     @property
     def in_words(self) -> str:
-        """The shapes, for people."""
-        return ", ".join("x".join(map(str, shape)) for shape in self.shapes) or "no tensors"
+        """The shapes, for people; scalars have none."""
+        shapes = ("x".join(map(str, shape)) for shape in self.shapes if shape)
+        return ", ".join(shapes) or ("scalars only" if self.shapes else "no tensors")
+
+    def difference_from(self, other: CallKey) -> str:
+        """What a plan of its own is for, beside another kind's: `"shapes"`, `"dtypes"`, …."""
+        differs = ["shapes"] if self.shapes != other.shapes else []
+        settings = zip(_SETTINGS, self.structure, other.structure, strict=False)
+        differs += [name for name, mine, theirs in settings if mine != theirs]
+        if self._dtypes != other._dtypes:
+            differs.append("dtypes")
+        return ", ".join(differs) or "arguments"
+
+    @property
+    def _dtypes(self) -> list[Any]:
+        leaves = self.structure[len(_SETTINGS) :]
+        return [leaf[0] for leaf in leaves if isinstance(leaf, tuple)]
+
+
+_SETTINGS = ("arguments", "autocast", "train or eval mode", "frozen parameters")
+"""What the structure begins with."""
 
 
 def call_key(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallKey:

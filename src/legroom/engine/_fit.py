@@ -303,9 +303,15 @@ class Fitted:
 
     @property
     def latest_shapes(self) -> str:
-        """Of the arguments of the latest call that was planned, for people."""
+        """Of the arguments of the latest call that was planned, and what else is new about it."""
         key = self._latest.key if self._latest is not None else None
-        return key.in_words if key is not None else "smaller ones"
+        if key is None:
+            return "smaller ones"
+        others = [kind.key for kind in self._kinds if kind.key not in (None, key)]
+        nearest = [each for each in others if each is not None and each.shapes == key.shapes]
+        if not nearest:
+            return key.in_words
+        return f"{key.in_words} and other {key.difference_from(nearest[-1])}"
 
     def undo(self) -> None:
         """Leave the target as it was; its calls are plain again. Safe to call twice."""

@@ -115,13 +115,8 @@ def _of_whole_limit(
     error: InfeasibleBudgetError, budget_bytes: int, room_bytes: int
 ) -> InfeasibleBudgetError:
     """The error in terms of the whole limit, of which so much is the process's own."""
-    whole = InfeasibleBudgetError(
-        budget_bytes=budget_bytes,
-        floor_bytes=error.floor_bytes,
-        largest=error.largest,
-        remedies=error.remedies,
-        room_bytes=room_bytes + error.enough_bytes - error.floor_bytes,
-    )
+    room_above_floor = room_bytes + error.enough_bytes - error.floor_bytes
+    whole = error.with_room(room_above_floor, budget_bytes=budget_bytes)
     whole.args = (
         f"with {format_bytes(room_bytes)} of the budget kept free for the process itself, because "
         f"it is limited: {whole}",

@@ -139,7 +139,14 @@ class PlannedKind:
             self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
         if reading.peak_bytes <= allowed:
             return
+        before_bytes = plan.budget_bytes
         plan.note_outside(reading.peak_bytes - predicted)
+        if plan.budget_bytes != before_bytes:
+            self._owner.say(
+                f"the budget of {plan.budget} means {format_bytes(plan.budget_bytes)} from now on "
+                f"(it meant {format_bytes(before_bytes)}): {format_bytes(plan.outside_bytes)} were "
+                "measured outside of the planned calls, and plain PyTorch's step holds them too"
+            )
         if reading.peak_bytes <= plan.budget_bytes + plan.slack_bytes:
             return
         too_much = BudgetExceededError(
@@ -179,6 +186,7 @@ class PlannedKind:
         return RunReport.of(
             step_plan.plan,
             budget_bytes=step_plan.budget_bytes,
+            budget=step_plan.budget_in_words,
             plain_peak_bytes=step_plan.plain_peak_bytes,
             measured_peak_bytes=self.measured_peak_bytes,
             resident_peak_bytes=self.resident_peak_bytes,

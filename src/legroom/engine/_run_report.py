@@ -21,6 +21,7 @@ class RunReport:
 
     Attributes:
         budget_bytes: Upper bound on the peak, as it was resolved for this step.
+        budget: What was asked for, where that is not bytes: `"50 % of the peak"`.
         plain_peak_bytes: Predicted peak of the step as it is.
         predicted_peak_bytes: Of the planned step.
         measured_peak_bytes: The highest peak of the measured steps; None before the first ended.
@@ -56,6 +57,7 @@ class RunReport:
     exactness: str = "bitwise"
     gradient_error: float | None = None
     rewrites: tuple[str, ...] = ()
+    budget: str = ""
     model: str = ""
     models: tuple[RunReport, ...] = ()
 

@@ -92,6 +92,15 @@ class StepPlan:
         return self.planner.plain.peak_bytes + self.outside_bytes
 
     @property
+    def budget_in_words(self) -> str:
+        """What was asked for, where that is not bytes; with what else sets the bytes."""
+        if self.budget.num_bytes is not None:
+            return ""
+        own_bytes = _bytes_of(self.budget, self.planner, self.outside_bytes, 0)
+        more = "; as much as calls before it" if self.least_bytes > own_bytes else ""
+        return f"{self.budget}{more}"
+
+    @property
     def slack_bytes(self) -> int:
         """What no plan could lower: scalars of the loop, beside a step that takes what plain does.
 

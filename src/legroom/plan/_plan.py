@@ -182,6 +182,7 @@ class PlanReport:
         not_planned: What could not be captured or planned, and why: what, why, bytes.
         sweep: Where a script argument was varied: the values tried.
         swept_argument: The argument that was varied.
+        asked_budget: The budget that was asked for, where that is not bytes: `"50 % of the peak"`.
         peak_kinds: Bytes at the plain step's peak, by kind.
         phase_peaks: Peak of each phase of the plain step; `--vary` forecasts from these.
     """
@@ -207,6 +208,7 @@ class PlanReport:
     not_planned: tuple[tuple[str, str, int | None], ...] = ()
     sweep: tuple[SweepPoint, ...] = ()
     swept_argument: str = ""
+    asked_budget: str = ""
     peak_kinds: dict[str, int] = field(default_factory=dict)
     phase_peaks: dict[str, int] = field(default_factory=dict)
     rewrites: tuple[str, ...] = ()

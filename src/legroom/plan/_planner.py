@@ -7,8 +7,9 @@ frontier between. Who competes for a plan, and how, is in `_contest`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
 from legroom.capture import STATE, Graph, Kind, Phase
@@ -49,6 +50,7 @@ class PlainStep:
         stash_bytes: The most that forward leaves for backward.
         phase_peaks: The peak of each phase.
         kinds: What is alive at the peak.
+        peak_phase: The phase in which the peak is.
     """
 
     peak_bytes: int
@@ -57,6 +59,7 @@ class PlainStep:
     stash_bytes: int
     phase_peaks: dict[str, int]
     kinds: dict[Kind, int]
+    peak_phase: Phase = Phase.OTHER
 
     @property
     def staying_bytes(self) -> int:
@@ -83,6 +86,7 @@ def simulate_plain(graph: Graph) -> PlainStep:
         stash_bytes=max(stashes, default=0),
         phase_peaks=peaks,
         kinds=kinds_at(graph, position),
+        peak_phase=graph.operations[position].phase,
     )
 
 
@@ -189,7 +193,13 @@ class Planner:
     def presets(self) -> tuple[PresetPoint, ...]:
         """What each recipe reaches on this graph, in its usual form."""
         plain = PresetPoint(_PLAIN, "PyTorch as it is", self.plain.peak_bytes, 0.0)
-        return (plain, *self._contest.presets)
+        return (
+            plain,
+            *(
+                replace(point, added_ms=point.added_ms + self.rewrite_ms)
+                for point in self._contest.presets
+            ),
+        )
 
     def bytes_of(self, budget: Budget) -> int:
         """What a budget means for this step."""
@@ -346,12 +356,21 @@ class Planner:
         floor_bytes = self.floor_bytes
         best = self._contest.best(floor_bytes)
         alive: tuple[LiveTensor, ...] = ()
+        phase = self.plain.peak_phase
+        kinds = {kind.value: num_bytes for kind, num_bytes in self.plain.kinds.items()}
         if best is not None:
-            alive = alive_at_peak(best[1].real, best[0].choice)
+            entry, order = best
+            alive = alive_at_peak(order.real, entry.choice)
+            position = order.real.simulator.run(entry.choice).peak_position
+            phase = order.real.problem.graph.operations[position].phase
+            kinds = _bytes_by_kind(alive)
         return InfeasibleBudgetError(
             budget_bytes=budget_bytes,
             floor_bytes=floor_bytes,
+            plain_bytes=self.plain.peak_bytes,
             largest=tuple(f"{format_bytes(each.num_bytes)} {each.name}" for each in alive[:5]),
+            state_bytes=sum(kinds.get(kind.value, 0) for kind in STATE),
+            is_in_update=phase is Phase.OPTIMIZER,
             remedies=self._remedies(),
         )
 
@@ -446,6 +465,13 @@ class Planner:
             gap_of(outcome.added_ms, bound_ms, self.problem.step_ms),
             best[0].origin,
         )
+
+
+def _bytes_by_kind(alive: Iterable[LiveTensor]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for each in alive:
+        found[each.kind] += each.num_bytes
+    return dict(found)
 
 
 def _back_in(names: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ single operations, to be timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import torch
@@ -25,10 +25,12 @@ from legroom.meter import (
     parse_device,
     tier_speed,
 )
+from legroom.plan._budget import Budget
+from legroom.plan._contest import gap_of
 from legroom.plan._effort import Allowance
 from legroom.plan._measured import MeasuredStep
 from legroom.plan._options import PlanOptions
-from legroom.plan._plan import PlanReport
+from legroom.plan._plan import FrontierPoint, Plan, PlanReport, PresetPoint
 from legroom.plan._planner import Planner
 from legroom.plan._problem import signatures_of_ways
 from legroom.plan._reserve import Judge, plan_with_reserve
@@ -72,7 +74,11 @@ def _report(
     planned = planner.graph
     budget_bytes = _budget_bytes(options, planner)
     chosen = None if budget_bytes is None else planner.plan(budget_bytes)
-    frontier = planner.frontier(options.num_points)
+    frontier = with_all_candidates(
+        planner.frontier(options.num_points),
+        (*planner.presets, *(() if chosen is None else (chosen,))),
+        step_ms=planner.problem.step_ms,
+    )
     step_ms = planned.step_ms - planner.rewrite_ms
     measured_ms = sum(op.time_ms for op in planned.operations if op.is_measured)
     return PlanReport(
@@ -95,6 +101,7 @@ def _report(
         frontier=frontier,
         presets=planner.presets,
         chosen=chosen,
+        asked_budget=_in_words(options.chosen_budget),
         not_planned=(
             *((each.what, each.why, each.num_bytes) for each in planned.not_captured),
             *(("times", note, None) for note in notes),
@@ -133,6 +140,61 @@ def _budget_bytes(options: PlanOptions, planner: Planner) -> int | None:
     if budget is not None:
         return planner.bytes_of(budget)
     return parse_device(options.device).memory_bytes if options.device is not None else None
+
+
+def with_all_candidates(
+    frontier: Sequence[FrontierPoint],
+    candidates: Sequence[PresetPoint | Plan],
+    *,
+    step_ms: float,
+) -> tuple[FrontierPoint, ...]:
+    """The frontier with a point for the chosen plan, and none that a recipe or that plan beats.
+
+    Args:
+        candidates: Whatever else was simulated.
+        step_ms: What gaps are shares of.
+    """
+    points = list(frontier)
+    known = {point.budget_bytes for point in points}
+    for each in candidates if points else ():
+        if isinstance(each, Plan) and each.budget_bytes not in known:
+            points.append(
+                FrontierPoint(
+                    each.budget_bytes,
+                    each.predicted_peak_bytes,
+                    each.added_ms,
+                    each.bound_ms,
+                    each.gap,
+                    each.preset,
+                )
+            )
+    points = [_best_within(point, candidates, step_ms) for point in points]
+    return tuple(sorted(points, key=lambda point: -point.budget_bytes))
+
+
+def _best_within(
+    point: FrontierPoint, candidates: Sequence[PresetPoint | Plan], step_ms: float
+) -> FrontierPoint:
+    """The point, or what fits its budget and is faster, or as fast and leaner."""
+    for each in candidates:
+        mine = (each.added_ms, each.predicted_peak_bytes)
+        is_better = mine < (point.added_ms, point.predicted_peak_bytes)
+        if each.predicted_peak_bytes <= point.budget_bytes and is_better:
+            bound_ms = min(point.bound_ms, each.added_ms)
+            point = replace(
+                point,
+                predicted_peak_bytes=each.predicted_peak_bytes,
+                added_ms=each.added_ms,
+                bound_ms=bound_ms,
+                gap=gap_of(each.added_ms, bound_ms, step_ms),
+                preset=each.preset if isinstance(each, Plan) else each.name,
+            )
+    return point
+
+
+def _in_words(budget: Budget | None) -> str:
+    """A budget that is not in bytes."""
+    return "" if budget is None or budget.num_bytes is not None else str(budget)
 
 
 class Stopwatch(Protocol):

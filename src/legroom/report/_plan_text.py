@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from legroom.capture import Kind
-from legroom.plan import Plan, PlanReport, largest_that_fits
+from legroom.plan import Plan, PlanReport, SweepPoint, largest_that_fits
 from legroom.report._decisions import DecisionGroup, group_decisions, sum_by_way
 from legroom.report._tables import NarrowTable, make_table
 from legroom.units import format_bytes, format_ms, format_share
@@ -69,6 +69,8 @@ def format_added(ms: float) -> str:
 
 def _verdict_of(report: PlanReport, plan: Plan) -> str:
     budget = format_bytes(plan.budget_bytes)
+    if report.asked_budget:
+        budget += f" ({report.asked_budget})"
     if plan.added_ms == 0 and not any(each.way != "hold" for each in plan.decisions):
         return f"It fits into {budget} as it is."
     return f"It fits into {budget} at {format_added(plan.added_ms)} ({_of_step(report, plan)})."
@@ -110,7 +112,7 @@ def describe_times(measured_share: float) -> str:
 def describe_timeout(plan: Plan) -> str:
     """That the solver was stopped, and what is still known."""
     return (
-        f"The solver stopped at its time limit after {plan.solve_s:.0f} s: this is the best plan "
+        f"Planning reached its time limit after {plan.solve_s:.0f} s: this is the best plan "
         f"so far, at most {format_share(plan.gap, 1)} slower than the best there is. "
         "More time: --time-limit."
     )
@@ -160,9 +162,7 @@ def _print_sweep(report: PlanReport, console: Console) -> None:
     best = largest_that_fits(report.sweep)
     name = report.swept_argument
     if best is not None:
-        console.print(
-            f"\n[bold]The largest {escape(name)} that fits is {best.value}.[/bold]", highlight=False
-        )
+        console.print(f"\n[bold]{escape(_largest(report, best))}[/bold]", highlight=False)
     table = _table("value", "plain peak", "lowest peak", "fits", title=f"\n{escape(name)}, tried")
     for point in report.sweep:
         table.add_row(
@@ -172,6 +172,14 @@ def _print_sweep(report: PlanReport, console: Console) -> None:
             "yes" if point.fits else "no",
         )
     console.print(table)
+
+
+def _largest(report: PlanReport, best: SweepPoint) -> str:
+    """What is known of the largest value that fits: there may be none tried above it."""
+    name = report.swept_argument
+    if any(point.value > best.value for point in report.sweep):
+        return f"The largest {name} that fits is {best.value}."
+    return f"{name} {best.value} fits and is the end of the range; larger may fit too."
 
 
 def _print_chosen(report: PlanReport, plan: Plan, console: Console, num_rows: int) -> None:

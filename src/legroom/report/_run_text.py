@@ -22,7 +22,8 @@ def print_run_plan(report: RunReport, console: Console) -> None:
     console.print()
     console.print(f"[bold]{escape(_headline(report))}[/bold]", highlight=False)
     facts = [
-        f"budget {format_bytes(report.budget_bytes)}",
+        f"budget {format_bytes(report.budget_bytes)}"
+        + (f" ({report.budget})" if report.budget else ""),
         f"predicted peak {format_bytes(report.predicted_peak_bytes)}",
         f"added {format_added(report.added_ms)} per step",
         f"{report.exactness}, candidate {report.preset}",
@@ -53,13 +54,14 @@ def print_run_measured(report: RunReport, console: Console) -> None:
     measured = report.measured_peak_bytes
     assert measured is not None, "nothing measured yet: a bug of legroom"
     facts = [
-        f"measured peak {format_bytes(measured)}",
+        f"tensors peaked at {format_bytes(measured)} by the allocator's count",
         f"predicted {format_bytes(report.predicted_peak_bytes)}"
         f" ({_difference(measured, report.predicted_peak_bytes)})",
-        f"budget {format_bytes(report.budget_bytes)}: {_verdict(report)}",
+        f"budget {format_bytes(report.budget_bytes)} for tensors: {_verdict(report)}",
     ]
     if report.resident_peak_bytes is not None:
-        facts.append(f"the process grew by {format_bytes(report.resident_peak_bytes)}")
+        grown = format_bytes(report.resident_peak_bytes)
+        facts.append(f"the process grew by {grown}, freed memory that it keeps included")
     if report.step_ms is not None:
         facts.append(f"step {format_ms(report.step_ms)}")
     if report.replans:

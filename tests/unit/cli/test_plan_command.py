@@ -210,7 +210,7 @@ def test_a_budget_below_the_floor_names_the_floor(run):
     assert code == 1
     assert out == ""
     assert "no plan fits 100.00 MiB" in err
-    assert "still peaks at 200.00 MiB (209715200 bytes)" in err
+    assert "the lowest is 200.00 MiB (209715200 bytes)" in err
     assert "largest live tensors at that peak: 64.0 MiB lm_head.addmm, 40.0 MiB wte.weight" in err
     assert "200.0MiB (209715200 bytes), or a smaller batch, or exactness rounding" in err
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from legroom.errors import OutputError, PlanFormatError
-from legroom.plan import PlanReport
+from legroom.plan import FrontierPoint, Plan, PlanReport, PresetPoint
+from legroom.plan._report import with_all_candidates
 from tests.made_up_plan import made_up_report, with_sweep
 
 PROMISED = (
@@ -73,3 +74,18 @@ def test_wrong_fields_are_named(change, message):
 def test_an_unwritable_file_is_an_output_error(tmp_path):
     with pytest.raises(OutputError, match="cannot write"):
         made_up_report().save(tmp_path / "missing" / "plan.json")
+
+
+def test_no_point_of_the_frontier_is_beaten_by_what_was_simulated():
+    points = [
+        FrontierPoint(100, 100, 0.0, 0.0, 0.0, "plain"),
+        FrontierPoint(50, 48, 9.0, 2.0, 0.07, "milp"),
+    ]
+    chosen = Plan(70, 69, 3.0, 1.0, 0.02, "sqrt")
+    recipe = PresetPoint("min-cut", "", 47, 5.0)
+    found = with_all_candidates(points, (recipe, chosen), step_ms=98.0)
+    assert [(p.budget_bytes, p.predicted_peak_bytes, p.added_ms, p.preset) for p in found] == [
+        (100, 100, 0.0, "plain"), (70, 69, 3.0, "sqrt"), (50, 47, 5.0, "min-cut"),
+    ]  # fmt: skip
+    assert found[-1].gap == pytest.approx(3.0 / 100.0)
+    assert with_all_candidates((), (recipe, chosen), step_ms=98.0) == ()

@@ -171,6 +171,28 @@ def test_what_the_search_for_the_floor_finds_counts(make, monkeypatch):
     assert fresh.plan(floor_bytes).predicted_peak_bytes <= floor_bytes
 
 
+def test_an_update_that_sets_the_lowest_peak_is_named():
+    model = Model()
+    x = model.batch
+    for _ in range(3):
+        x = model.call("mm.default", [x], 20 * KIB, saves=[x], weight_bytes=500)
+    model.call("mse_loss.default", [x], 4, saves=[x])
+    graph = model.step()
+    *others, update = graph.operations
+    without = planner_of(graph)
+    top, floor = without.plain.peak_bytes, without.floor_bytes
+    middle = (top + floor) // 2 - without.plain.phase_peaks["optimizer"]
+    for extra, is_in_update, gains in ((0, False, True), (middle, True, True), (top, True, False)):
+        changed = replace(update, workspace_bytes=extra)
+        planner = planner_of(replace(graph, operations=(*others, changed)))
+        with pytest.raises(InfeasibleBudgetError) as caught:
+            planner.plan(planner.floor_bytes - 1)
+        error = caught.value
+        assert error.plain_bytes == planner.plain.peak_bytes
+        assert (error.is_in_update, not error.has_nothing_to_gain) == (is_in_update, gains)
+        assert ("the peak is the update's" in str(error)) is is_in_update
+
+
 def test_room_enough_adds_no_time(planner):
     for budget_bytes in (planner.plain.peak_bytes, 10 * planner.plain.peak_bytes):
         plan = planner.plan(budget_bytes)

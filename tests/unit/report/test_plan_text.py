@@ -146,7 +146,7 @@ def test_a_time_limit_is_admitted():
     report = made_up_report()
     cut = replace(report, chosen=replace(report.chosen, timed_out=True, gap=0.12))
     text = words_of(cut)
-    assert "stopped at its time limit after 4 s: this is the best plan so far" in text
+    assert "reached its time limit after 4 s: this is the best plan so far" in text
     assert "at most 12 % slower than the best there is" in text
     assert "time limit" not in words_of(report)
 
@@ -182,6 +182,19 @@ def test_the_largest_value_that_fits_is_said():
     text = words_of(with_sweep(made_up_report()))
     assert "The largest batch-size that fits is 10." in text
     assert "11 660.0 MiB 330.0 MiB no" in text
+
+
+def test_the_end_of_the_range_is_not_called_the_largest():
+    report = with_sweep(made_up_report())
+    fitting = tuple(point for point in report.sweep if point.value <= 10)
+    text = words_of(replace(report, sweep=fitting))
+    assert "batch-size 10 fits and is the end of the range; larger may fit too." in text
+    assert "The largest" not in text
+
+
+def test_a_share_stands_beside_the_bytes_that_it_means():
+    text = words_of(replace(made_up_report(), asked_budget="50 % of the peak"))
+    assert "It fits into 300.0 MiB (50 % of the peak) at +24.5 ms" in text
 
 
 def test_square_brackets_in_names_are_not_markup():

@@ -66,9 +66,16 @@ def test_the_plan_is_a_paragraph_and_a_few_rows():
 )
 def test_measured_stands_beside_predicted(measured, said):
     text = text_of(print_run_measured, replace(RUN, measured_peak_bytes=measured * MIB))
-    assert f"measured peak {measured}.0 MiB · predicted 299.0 MiB" in text
+    assert f"tensors peaked at {measured}.0 MiB by the allocator's count · predicted 299.0" in text
+    assert "budget 300.0 MiB for tensors: " in text
+    assert "the process grew by 250.0 MiB, freed memory that it keeps included" in text
     assert said in text
     assert "step 412 ms · planned again" in text
+
+
+def test_a_share_stands_beside_the_bytes_that_it_means():
+    text = text_of(print_run_plan, replace(RUN, budget="50 % of the peak"))
+    assert "budget 300.0 MiB (50 % of the peak) · predicted peak" in text
 
 
 def test_equal_says_how_much_was_compared():

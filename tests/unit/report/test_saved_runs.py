@@ -46,7 +46,7 @@ def test_a_run_is_shown_again(tmp_path):
     RUN.save(tmp_path / "run.json")
     shown = CliRunner().invoke(show_command, [str(tmp_path / "run.json")])
     assert shown.exit_code == 0
-    for part in ("Generator", "5.00 MiB", "measured peak 2.00 MiB", "remake", "Critic"):
+    for part in ("Generator", "5.00 MiB", "tensors peaked at 2.00 MiB", "remake", "Critic"):
         assert part in shown.output
 
 

@@ -20,19 +20,32 @@ const frontier = {
   legend() {
     const mark = (name, colour, title) => el("span", {}, el("i", { class: name, style: name === "dot" ? `background:${colour}` : `color:${colour}` }), title);
     return [
-      mark("dash", cssColour("--accent"), "best plan"), mark("dash is-dashed", cssColour("--faint"), "bound"),
+      mark("dash", cssColour("--accent"), "best of all that was simulated"), mark("dash is-dashed", cssColour("--faint"), "bound"),
       mark("dot", cssColour("--heat-bytes"), "recipe"), ...(chosen ? [mark("dot", cssColour("--peak"), "chosen plan")] : []),
     ];
+  },
+
+  // The lower envelope of everything that was simulated: no plan and no recipe lies below the line.
+  envelope() {
+    const everything = [...data.frontier, ...(chosen ? [chosen] : []), ...data.presets]
+      .sort((a, b) => a.predicted_peak_bytes - b.predicted_peak_bytes || a.added_ms - b.added_ms);
+    let best = Infinity;
+    return everything.filter((point) => {
+      const isBetter = point.added_ms < best;
+      best = Math.min(best, point.added_ms);
+      return isBetter;
+    });
   },
 
   draw() {
     byId("frontier-legend").replaceChildren(...this.legend());
     const unit = byteUnit(data.plain_peak_bytes);
     const [muted, text] = [cssColour("--muted"), cssColour("--text")];
-    const line = (id, key, style) => ({
-      id, type: "line", symbol: "circle", ...style,
-      data: [...data.frontier].sort((a, b) => a.predicted_peak_bytes - b.predicted_peak_bytes).map((point) => ({ value: [point.predicted_peak_bytes / unit.factor, point[key]], point })),
-    });
+    const place = (point, key = "added_ms") => ({ value: [point.predicted_peak_bytes / unit.factor, point[key]], point });
+    const line = (id, key, points, style) => ({ id, type: "line", symbol: "circle", ...style, data: points.map((point) => place(point, key)) });
+    const byPeak = [...data.frontier].sort((a, b) => a.predicted_peak_bytes - b.predicted_peak_bytes);
+    const envelope = this.envelope();
+    const rest = data.frontier.filter((point) => !envelope.some((each) => each.predicted_peak_bytes === point.predicted_peak_bytes && each.added_ms === point.added_ms));
     // A plan holds for every budget from its peak on, until the next one does with less; a bound for
     // every budget up to the one that it was found for.
     const largest = Math.max(data.plain_peak_bytes, ...data.presets.map((p) => p.predicted_peak_bytes));
@@ -48,16 +61,17 @@ const frontier = {
       },
       tooltip: { ...tooltipStyle(), trigger: "item", formatter: (info) => this.tip(info.data.point) },
       series: [
-        line("bound", "bound_ms", { symbol: "none", z: 2, step: "start", lineStyle: { color: cssColour("--faint"), type: "dashed", width: 1.5 }, silent: true }),
-        line("plans", "added_ms", { z: 3, step: "end", symbolSize: 8, showAllSymbol: true, itemStyle: { color: cssColour("--accent"), borderColor: cssColour("--surface"), borderWidth: 1 }, lineStyle: { color: cssColour("--accent"), width: 2 } }),
+        line("bound", "bound_ms", byPeak, { symbol: "none", z: 2, step: "start", lineStyle: { color: cssColour("--faint"), type: "dashed", width: 1.5 }, silent: true }),
+        line("plans", "added_ms", envelope, { z: 3, step: "end", symbolSize: 8, showAllSymbol: true, itemStyle: { color: cssColour("--accent"), borderColor: cssColour("--surface"), borderWidth: 1 }, lineStyle: { color: cssColour("--accent"), width: 2 } }),
+        { id: "beaten", type: "scatter", z: 3, symbolSize: 6, itemStyle: { color: cssColour("--faint") }, data: rest.map((point) => place(point)) },
         {
           id: "presets", type: "scatter", z: 4, symbolSize: 9, itemStyle: { color: cssColour("--heat-bytes") },
           label: { show: true, position: "right", offset: [0, -9], color: text, fontSize: 12, formatter: (info) => info.data.point.name }, labelLayout: { hideOverlap: true, moveOverlap: "shiftY" },
-          data: data.presets.map((point) => ({ value: [point.predicted_peak_bytes / unit.factor, point.added_ms], point })),
+          data: data.presets.map((point) => place(point)),
         },
         {
           id: "chosen", type: "scatter", z: 5, symbolSize: 13, itemStyle: { color: cssColour("--peak"), borderColor: cssColour("--surface"), borderWidth: 2 },
-          data: chosen ? [{ value: [chosen.predicted_peak_bytes / unit.factor, chosen.added_ms], point: { ...chosen, name: "chosen plan" } }] : [],
+          data: chosen ? [place({ ...chosen, name: "chosen plan" })] : [],
           markLine: chosen ? {
             symbol: "none", silent: true, animation: false, data: [{ xAxis: chosen.budget_bytes / unit.factor }], lineStyle: { color: cssColour("--peak"), type: "dotted" },
             label: { formatter: `budget ${formatBytes(chosen.budget_bytes)}`, color: cssColour("--peak"), position: "insideEndTop", fontSize: 12 },

@@ -9,8 +9,11 @@ const sweep = {
       return;
     }
     const best = data.sweep.filter((point) => point.fits).sort((a, b) => b.value - a.value)[0];
+    const isEnd = best && data.sweep.every((point) => point.value <= best.value);
+    const largest = best && el("b", { id: "largest", "data-value": best.value }, String(best.value));
+    const argument = el("code", {}, data.swept_argument);
     byId("sweep-lead").replaceChildren(
-      ...(best ? ["The largest ", el("code", {}, data.swept_argument), " that fits is ", el("b", { id: "largest", "data-value": best.value }, String(best.value)), "."] : ["None of them fits."]),
+      ...(!best ? ["None of them fits."] : isEnd ? [argument, " ", largest, " fits and is the end of the range; larger may fit too."] : ["The largest ", argument, " that fits is ", largest, "."]),
       " Each was captured and planned by itself.",
     );
     this.chart = echarts.init(byId("sweep-chart"));

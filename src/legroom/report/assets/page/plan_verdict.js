@@ -23,7 +23,7 @@ function drawVerdict() {
   nameWindow(data.target, "plan");
   if (chosen?.timed_out) {
     byId("badges").append(el("span", { class: "badge", id: "timed-out" },
-      `The solver stopped at its time limit: this is the best plan so far, at most ${formatShare(chosen.gap, 1)} slower than the best there is.`));
+      `Planning reached its time limit: this is the best plan so far, at most ${formatShare(chosen.gap, 1)} slower than the best there is.`));
   }
   byId("verdict-text").append(
     el("p", {}, "The plain step peaks at ", el("strong", { id: "plain-peak", "data-bytes": data.plain_peak_bytes }, formatBytes(data.plain_peak_bytes)),
@@ -34,6 +34,7 @@ function drawVerdict() {
     const isPlain = chosen.added_ms === 0 && chosen.decisions.every((d) => d.way === "hold");
     byId("verdict-text").append(
       el("p", {}, "It fits into ", el("strong", { id: "budget", "data-bytes": chosen.budget_bytes }, formatBytes(chosen.budget_bytes)),
+        ...(data.asked_budget ? [` (${data.asked_budget})`] : []),
         ...(isPlain ? [" as it is."] : [" at ", el("strong", { id: "added", "data-ms": chosen.added_ms }, formatAdded(chosen.added_ms)), ` (${ofStep(chosen.added_ms)}).`])),
     );
   } else {
