@@ -53,6 +53,7 @@ from legroom.capture._signature import (
 from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
 from legroom.capture._step_capture import Capture, StepCapture, capture_step
 from legroom.capture._steps import AbstractTrainingObserver, StepFinder, kept_out_of_the_script
+from legroom.capture._update import make_state, update_alone, updating_optimizers
 
 __all__ = [
     "FUNCTIONAL",
@@ -102,6 +103,7 @@ __all__ = [
     "kept_out_of_the_script",
     "kernel_compiler",
     "lstm_workspace_read",
+    "make_state",
     "nested_tensors",
     "nodes_behind",
     "observe_backward",
@@ -123,6 +125,8 @@ __all__ = [
     "trace_joint",
     "unread_places",
     "untraced",
+    "update_alone",
+    "updating_optimizers",
     "without_sizes",
     "write_in_place",
 ]

@@ -14,7 +14,6 @@ forward, a gradient for what it returns, backward, update. See Note [Made-up ste
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from torch.distributions import Distribution
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from legroom.capture import Capture, backward_habit, capture_step
+from legroom.capture import Capture, backward_habit, capture_step, update_alone
 from legroom.errors import InfeasibleBudgetError, InfeasibleError
 from legroom.plan import (
     Budget,
@@ -352,19 +351,11 @@ def made_up_step(
         with backward_habit.like_the_loop():
             torch.autograd.backward(roots, gradients)
         for optimizer in optimizers:
-            if _needs_closure(optimizer):
-                optimizer.step(lambda: 0.0)
-            else:
-                optimizer.step()
+            with update_alone([optimizer]) as update:
+                update()
             optimizer.zero_grad()
 
     return step
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    """Whether it asks for the loss itself, as L-BFGS does."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
 
 
 def cut_off(value: Any) -> Any:
