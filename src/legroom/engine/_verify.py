@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import StepFinder, scan_heap
+from legroom.capture import StepFinder, scan_heap, updating_optimizers
 from legroom.engine._adoption import Adoption
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._compare import compare, tolerance_for
@@ -109,7 +109,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         options,
         choose_executor(executor, exactness),
         models=as_tuple(model, nn.Module, "model"),
-        optimizers=as_tuple(optimizer, Optimizer, "optimizer"),
+        optimizers=updating_optimizers(as_tuple(optimizer, Optimizer, "optimizer")),
         num_steps=steps,
         tolerance=tolerance_for(exactness, tolerance),
         on_progress=on_progress,
