@@ -127,6 +127,9 @@ def _failure(
     if recorder.num_steps >= run.num_steps or (recorder.num_steps and ended.error is None):
         return None
     if ended.error is None:
+        elsewhere = finder.children.explanation(run.target, "verify", without="is not compared")
+        if elsewhere is not None and not finder.num_backwards:
+            return NoTrainingError(elsewhere)
         return NoTrainingError(
             f"{run.target} ended without training: no step was seen.\n"
             "  try: the script that trains, with arguments that make it train; "

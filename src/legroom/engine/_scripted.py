@@ -309,6 +309,9 @@ class FittedScript:
         name, error = self._script.target, outcome.error
         if isinstance(error, LegroomError):
             return ScriptRun(report, error)
+        elsewhere = self._trained_elsewhere() if report is None else None
+        if elsewhere is not None and (error is None or isinstance(error, SystemExit)):
+            return ScriptRun(None, elsewhere, 0 if error is None else _exit_code(error))
         if error is None:
             return ScriptRun(report, self._explain_nothing() if report is None else None)
         moment = "before it trained" if report is None else self.finder.steps.moment_of(error)
@@ -321,6 +324,13 @@ class FittedScript:
         if isinstance(failure, ScriptError) and isinstance(error, Exception):
             failure.traceback = outcome.traceback
         return ScriptRun(report, failure, _exit_code(error))
+
+    def _trained_elsewhere(self) -> LegroomError | None:
+        """What to say of a script that trains in processes of its own; it ended as plain does."""
+        if self.finder.num_backwards:
+            return None
+        text = self.finder.children.explanation(self._script.target, "run", without="has no budget")
+        return None if text is None else NoTrainingError(text)
 
     def _explain_nothing(self) -> LegroomError:
         name = self._script.target

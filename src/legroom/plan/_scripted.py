@@ -128,6 +128,9 @@ class _Run:
                 failure.traceback = outcome.traceback
             return failure
         if not self._finder.num_backwards:
+            elsewhere = self._finder.children.explanation(name, "plan", without="is not planned")
+            if elsewhere is not None:
+                return NoTrainingError(elsewhere)
             return NoTrainingError(
                 f"{name} ended without training: no backward pass was seen.\n"
                 "  try: the script that trains, with arguments that make it train; "
