@@ -15,6 +15,7 @@ from legroom.capture._autograd import (
     observe_backward,
     saved_tensors,
 )
+from legroom.capture._compiled import compiled_models_pass_calls_on
 from legroom.capture._dynamo import (
     Rewrite,
     call_that_is_set,
@@ -89,6 +90,7 @@ __all__ = [
     "call_with",
     "capture_step",
     "captured",
+    "compiled_models_pass_calls_on",
     "dynamo_settings",
     "failure_of",
     "fake_rules",

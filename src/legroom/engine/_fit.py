@@ -38,6 +38,7 @@ from legroom import tiers
 from legroom.capture import (
     FunctionShell,
     call_that_is_set,
+    compiled_models_pass_calls_on,
     is_in_backward,
     is_in_transform,
     own_call,
@@ -326,6 +327,7 @@ class Fitted:
         _installed.add(self)
         guard.acquire()
         self._hooks.callback(guard.release)
+        self._hooks.enter_context(compiled_models_pass_calls_on())
 
     # Calls ---------------------------------------------------------------------------------------
 
