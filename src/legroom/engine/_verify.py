@@ -22,14 +22,15 @@ from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._compare import compare, tolerance_for
 from legroom.engine._fit import Fitted
 from legroom.engine._observer import FitObserver
+from legroom.engine._recorded_run import MOST_FURTHER_STEPS
 from legroom.engine._recording import Recorder, Recording
 from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import Snapshot
 from legroom.engine._verification import Verification
-from legroom.engine._verify_script import check_steps, verification
+from legroom.engine._verify_script import check_steps, notes_on_measuring, verification
 from legroom.engine._watch import StepWatch
 from legroom.engine.graph import Executor, choose_executor
-from legroom.errors import NothingCapturedError, NotRepeatableError, UsageError
+from legroom.errors import LegroomError, NothingCapturedError, NotRepeatableError, UsageError
 from legroom.plan import OnProgress, PlanOptions
 
 _FEW_BYTES, _MANY_BYTES = 256 * 2**20, 16 * 2**30
@@ -142,6 +143,8 @@ class _Run:
         self._on_progress = on_progress
         self._watch: StepWatch | None = None
         self._finder = StepFinder(lambda: None)
+        self._num_further = 0
+        self._failure = ""
 
     def run(self) -> Verification:
         snapshot = self._snapshot()
@@ -168,7 +171,13 @@ class _Run:
             tolerance=self._tolerance,
             decisions=decisions,
             run=report,
-            notes=(),
+            notes=tuple(
+                notes_on_measuring(
+                    self._num_further,
+                    None if report is None else vars(report),
+                    failure=self._failure,
+                )
+            ),
         )
 
     def _tell(self, stage: str, done: int) -> None:
@@ -214,6 +223,14 @@ class _Run:
                 stack.enter_context(adoption.watching())
             recording = self._record(folder, self._num_steps, on_step=self._step_ends)
             planned: list[Any] = [*targets, *adoption.adopted]
+            while self._num_further < MOST_FURTHER_STEPS and not _all_measured(planned):
+                self._num_further += 1
+                try:
+                    self._step()
+                    self._step_ends()
+                except LegroomError as error:
+                    self._failure = str(error)
+                    break
             plans = [each.plan for each in planned if each.plan is not None]
             reports = [each.report for each in adoption.adopted] or [
                 each.report() for each in targets if each.plan is not None
@@ -267,6 +284,16 @@ class _Planning(FitObserver):
 
     def around_planning(self) -> contextlib.AbstractContextManager[object]:
         return self._run.around_planning()
+
+
+def _all_measured(planned: list[Any]) -> bool:
+    """Whether of every plan that is carried out a step was measured."""
+    for each in planned:
+        if each.plan is not None:
+            report = each.report() if isinstance(each, Fitted) else each.report
+            if report.measured_peak_bytes is None:
+                return False
+    return True
 
 
 def _updates(optimizer: Optimizer, module: nn.Module) -> bool:
