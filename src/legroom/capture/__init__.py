@@ -16,6 +16,7 @@ from legroom.capture._autograd import (
     saved_tensors,
 )
 from legroom.capture._border import Border
+from legroom.capture._compiled import compiled_models_pass_calls_on
 from legroom.capture._dynamo import (
     Rewrite,
     call_that_is_set,
@@ -122,6 +123,7 @@ __all__ = [
     "capture_step",
     "capture_step_and",
     "captured",
+    "compiled_models_pass_calls_on",
     "dynamo_settings",
     "end_with_parent",
     "failure_of",

@@ -16,6 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from legroom.capture._update import updating_optimizers
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Heap:
     """What was alive at one look. Drop it soon: it keeps everything in it alive.
 
     Attributes:
+        optimizers: Those that update; wrappers of frameworks around them are left out.
         helpers: Learning-rate schedulers and gradient scalers.
     """
 
@@ -48,6 +51,7 @@ def scan_heap() -> Heap:
             heap.optimizers.append(thing)
         elif issubclass(kind, LRScheduler | torch.amp.GradScaler):
             heap.helpers.append(thing)
+    heap.optimizers[:] = updating_optimizers(heap.optimizers)
     return heap
 
 

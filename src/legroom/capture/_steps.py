@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from legroom.capture._autograd import BackwardCall, observe_backward
+from legroom.capture._children import Children
 from legroom.capture._moments import StepCount
 from legroom.capture._script import StopScript
 
@@ -72,6 +73,7 @@ class StepFinder:
     Attributes:
         observer: Who else is told of optimizer steps and backward passes; may be replaced.
         steps: Those that have ended.
+        children: Processes that the program has started.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class StepFinder:
     ) -> None:
         self.observer = AbstractTrainingObserver()
         self.steps = StepCount()
+        self.children = Children()
         self._on_boundary = on_boundary
         self._on_start = on_start
         self._made: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -99,6 +102,7 @@ class StepFinder:
         with self._hooks as hooks:
             hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
+            hooks.enter_context(self.children.noticed())
             hooks.enter_context(self._noticing_optimizers())
             hooks.enter_context(observe_backward(self._around_backward))
             hooks.enter_context(self._noticing_calls_of_backward())

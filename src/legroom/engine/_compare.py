@@ -13,6 +13,9 @@ them differ, and by how much. See Note [Equal].
 #    the sign of a gradient that is mere rounding into an update of full size, and statistics follow
 #    the parameters.
 # 4. Random states and whole numbers are always compared bit for bit.
+# 5. What one run knows by another path (its model was wrapped, or found in another order) is paired
+#    with what has the same last name, shape and type there, in order. Parameters of optimizers have
+#    no need of that: they go by their place in the optimizer.
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ from legroom.errors import UsageError
 from legroom.ways import Exactness
 
 _TOLERANCES = {Exactness.BITWISE: 0.0, Exactness.ROUNDING: 1e-3, Exactness.LOSSY: 0.1}
+_NAMED_BY_OWNER = {BUFFERS, PARAMETERS}
 _SHARES = {LOSSES: 0.0, GRADIENTS: 0.01, BUFFERS: 1.0, PARAMETERS: 1.0, STATES: 1.0}
 
 
@@ -104,12 +108,24 @@ def _pairs(plain: list[Entry], other: list[Entry]) -> list[tuple[Entry, Entry | 
     pairs: list[tuple[Entry, Entry | None]] = [
         (entry, mates.pop((entry.kind, entry.key), None)) for entry in plain
     ]
-    pairs += [(entry, None) for entry in mates.values()]
+    unnamed: dict[object, list[Entry]] = defaultdict(list)
+    for entry in mates.values():
+        unnamed[_likeness(entry)].append(entry)
+    for index, (entry, mate) in enumerate(pairs):
+        alike = unnamed[_likeness(entry)] if mate is None else []
+        if alike and entry.kind in _NAMED_BY_OWNER:
+            pairs[index] = entry, alike.pop(0)
+    pairs += [(entry, None) for entries in unnamed.values() for entry in entries]
     by_kind: dict[str, list[tuple[Entry, Entry | None]]] = defaultdict(list)
     for pair in pairs:
         by_kind[pair[0].kind].append(pair)
     by_kind[GRADIENTS].reverse()
     return [pair for kind in KINDS for pair in by_kind[kind]]
+
+
+def _likeness(entry: Entry) -> object:
+    """See Note [Equal], rule 5."""
+    return entry.kind, entry.key.rpartition(".")[2], entry.shape, entry.dtype
 
 
 @dataclass

@@ -39,6 +39,7 @@ from legroom import tiers
 from legroom.capture import (
     FunctionShell,
     call_that_is_set,
+    compiled_models_pass_calls_on,
     is_in_backward,
     is_in_transform,
     is_out_of_memory,
@@ -48,6 +49,7 @@ from legroom.capture import (
     scan_heap,
     set_call,
     untraced,
+    updating_optimizers,
 )
 from legroom.engine._accuracy import AccuracyCheck, is_lossy
 from legroom.engine._arguments import as_tuple, options_from
@@ -110,8 +112,9 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     """Train within a budget: `target` is planned at its first call with gradients.
 
     Args:
-        target: A model, which is changed in place; or a function that returns the loss: call the
-            handle instead of it, and the loss is inside the plan.
+        target: A model, which is changed in place (the one inside, of `DistributedDataParallel`
+            or `DataParallel`); or a function that returns the loss: call the handle instead of it,
+            and the loss is inside the plan.
         budget: Upper bound on the peak of a step: `"4GiB"`, `"50%"` of the plain step, or bytes.
         activations: The same as state plus a share of the rest: `"50%"`.
         stash: Upper bound on what forward leaves for backward: `"80MiB"`, `"25%"` of what it leaves
@@ -141,9 +144,10 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
     """
     if not callable(target):
         raise UsageError(f"fit a module or a function, not {type(target).__name__}")
-    if isinstance(target, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        name = type(target).__name__
-        raise UsageError(f"{name} only passes calls on; fit the model inside it, `{name}.module`")
+    called = target
+    while isinstance(target, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        wrapper, target = type(target).__name__, target.module
+        _log.warning("%s passes calls on: fitting the %s inside", wrapper, type(target).__name__)
     if any(
         vars(module).get("_modules", {}).get("_orig_mod") is target
         for module in scan_heap().modules
@@ -168,8 +172,10 @@ def fit(  # noqa: PLR0913 - one keyword for each thing a user may say
         on_unplannable=on_unplannable,
     )
     runner = choose_executor(executor, exactness)
-    optimizers = as_tuple(optimizer, Optimizer, "optimizer")
+    optimizers = updating_optimizers(as_tuple(optimizer, Optimizer, "optimizer"))
     fitted = Fitted(target, options, runner, optimizers=optimizers, on_progress=on_progress)
+    if called is not target:
+        fitted.wrapper = called
     fitted.install()
     if step is not None:
         try:
@@ -228,6 +234,9 @@ class Fitted:
 
     Of a function, call the handle instead of the function; a module is called as before. See Note
     [Fitted calls] in the source.
+
+    Attributes:
+        wrapper: What the user gave, where that only passes calls on to what is fitted, as DDP.
     """
 
     def __init__(  # noqa: PLR0913 - `fit` explains them
@@ -269,6 +278,7 @@ class Fitted:
         self._hooks = contextlib.ExitStack()
         self._is_installed = False
         self._call_before: Callable[..., Any] | None = None
+        self.wrapper: Callable[..., Any] | None = None
         functools.update_wrapper(self, target, updated=())
 
     # What the user sees --------------------------------------------------------------------------
@@ -327,7 +337,7 @@ class Fitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
-        return self._module(*args, **kwargs)
+        return (self.wrapper or self._module)(*args, **kwargs)
 
     def install(self) -> None:
         """Let calls of the target go through its plans.
@@ -350,6 +360,7 @@ class Fitted:
         guard.acquire()
         self._hooks.callback(guard.release)
         self._hooks.enter_context(observe_backward(watched_for_marks))
+        self._hooks.enter_context(compiled_models_pass_calls_on())
 
     # Calls ---------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+MOST_FURTHER_STEPS = 4
+"""Run after those that are compared, until the plan that they led to is measured: two plans."""
 _OUTCOME = "outcome.json"
 
 
@@ -49,6 +51,8 @@ class Outcome:
         ran_out_of_memory: Whether that is what went wrong.
         traceback: The script's own.
         num_steps: Steps that were recorded.
+        num_further_steps: Steps that were run after them, to measure the plan.
+        further_error: What went wrong in those.
         report: Of the fitted run, as `legroom.run/1`.
         decisions: What the plans do: module, line, way.
         unreadable: Names of tensors that could not be compared.
@@ -59,6 +63,8 @@ class Outcome:
     ran_out_of_memory: bool = False
     traceback: str = ""
     num_steps: int = 0
+    num_further_steps: int = 0
+    further_error: str = ""
     report: dict[str, Any] | None = None
     decisions: tuple[tuple[str, str, str], ...] = ()
     unreadable: tuple[str, ...] = ()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ from legroom.capture import (
     run_script,
 )
 from legroom.engine._adoption import Adopted
-from legroom.engine._recorded_run import Outcome, RecordedRun
+from legroom.engine._recorded_run import MOST_FURTHER_STEPS, Outcome, RecordedRun
 from legroom.engine._recording import Recorder
 from legroom.engine._scripted import FittedScript, ScriptRun
 from legroom.engine.graph import choose_executor
@@ -37,7 +39,7 @@ def main() -> None:
     data = json.loads(Path(sys.argv[1]).read_text())
     run = RecordedRun(**data)
     folder = Path(run.folder)
-    recorder = Recorder(folder, most_bytes=run.most_bytes)
+    recorder = Recorder(folder, most_bytes=run.most_bytes, most_steps=run.num_steps)
     script = Script(run.target, tuple(run.arguments), is_module=run.is_module)
     seed_everything(run.seed)
     record = _record_plain if run.options is None else _record_fitted
@@ -77,9 +79,14 @@ def _record_plain(run: RecordedRun, script: Script, recorder: Recorder) -> Outco
 def _record_fitted(run: RecordedRun, script: Script, recorder: Recorder) -> Outcome:
     options = PlanOptions(**{**(run.options or {}), "ways": _as_tuple((run.options or {})["ways"])})
 
+    num_further = 0
+
     def step_ends() -> None:
+        nonlocal num_further
+        num_further += recorder.is_full
         recorder.step_ends()
-        if recorder.num_steps >= run.num_steps:
+        is_enough = all_measured(fitted.adoption.adopted) or num_further >= MOST_FURTHER_STEPS
+        if recorder.is_full and is_enough:
             raise StopScript
 
     fitted = FittedScript(
@@ -92,7 +99,19 @@ def _record_fitted(run: RecordedRun, script: Script, recorder: Recorder) -> Outc
     )
     result = fitted.run()
     decisions = tuple(row for each in fitted.adoption.adopted for row in _decisions(each))
-    return _outcome(run, recorder, result.error, result, decisions)
+    failed_later = result.error if recorder.is_full else None
+    error = None if failed_later is not None else result.error
+    return replace(
+        _outcome(run, recorder, error, result, decisions),
+        num_further_steps=num_further,
+        further_error="" if failed_later is None else str(failed_later),
+    )
+
+
+def all_measured(adopted: Iterable[Adopted]) -> bool:
+    """Whether of every plan that is carried out a step was measured."""
+    reports = [each.report for each in adopted]
+    return all(each is None or each.measured_peak_bytes is not None for each in reports)
 
 
 def _outcome(
@@ -127,6 +146,9 @@ def _failure(
     if recorder.num_steps >= run.num_steps or (recorder.num_steps and ended.error is None):
         return None
     if ended.error is None:
+        elsewhere = finder.children.explanation(run.target, "verify", without="is not compared")
+        if elsewhere is not None and not finder.num_backwards:
+            return NoTrainingError(elsewhere)
         return NoTrainingError(
             f"{run.target} ended without training: no step was seen.\n"
             "  try: the script that trains, with arguments that make it train; "

@@ -100,19 +100,28 @@ class Recorder(AbstractTrainingObserver):
         folder: Where to write; empty.
         most_bytes: Values are kept up to so many bytes; from there on digests alone.
         models: What to record; none: what the optimizers of the program update.
+        most_steps: After so many nothing is recorded any more; None: all are.
 
     Attributes:
         num_steps: Steps recorded.
         unreadable: Names of tensors whose bits cannot be read.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: int, models: Iterable[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        most_bytes: int,
+        models: Iterable[nn.Module] = (),
+        most_steps: int | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.unreadable: dict[str, None] = {}
         self._folder = folder
         self._values = open(folder / _VALUES, "wb")  # noqa: SIM115 - closed by save()
         self._room_bytes = most_bytes
         self._models = tuple(models)
+        self._most_steps = most_steps
         self._names = StateNames()
         self._steps: list[list[Entry]] = [[]]
         self._seen: Counter[tuple[str, str]] = Counter()
@@ -123,12 +132,19 @@ class Recorder(AbstractTrainingObserver):
         """Steps recorded."""
         return len(self._steps) - 1
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all steps that were asked for are recorded."""
+        return self._most_steps is not None and self.num_steps >= self._most_steps
+
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Optimizers are numbered in the order in which they are made."""
         self._names.add_optimizer(optimizer)
 
     def optimizer_starts(self, optimizer: Optimizer) -> None:
         """Gradients are complete."""
+        if self.is_full:
+            return
         self._names.add_optimizer(optimizer)
         self._names.learn(self._models)
         self._has_gradients = True
@@ -137,7 +153,8 @@ class Recorder(AbstractTrainingObserver):
     @contextlib.contextmanager
     def around_backward(self, call: BackwardCall) -> Iterator[None]:
         """What gradients are taken of is a loss; what is traced on fake tensors is none."""
-        roots = [each for each in call.roots if not isinstance(each, FakeTensor | FunctionalTensor)]
+        fakes = FakeTensor | FunctionalTensor
+        roots = [each for each in call.roots if not (self.is_full or isinstance(each, fakes))]
         for number, root in enumerate(roots):
             name = "loss" if not number else f"loss_{number}"
             self._add(LOSSES, Named(name, name, "", root.detach()))
@@ -145,6 +162,8 @@ class Recorder(AbstractTrainingObserver):
 
     def step_ends(self) -> None:
         """Record what the step has left."""
+        if self.is_full:
+            return
         self._names.learn(self._models)
         if not self._has_gradients:
             self._add_all(GRADIENTS, self._names.gradients())

@@ -37,6 +37,7 @@ from legroom.engine.graph import Executor, choose_executor
 from legroom.errors import (
     LegroomError,
     NothingCapturedError,
+    NoTrainingError,
     ScriptError,
     UsageError,
 )
@@ -331,6 +332,9 @@ class FittedScript:
         name, error = self._script.target, outcome.error
         if isinstance(error, LegroomError):
             return ScriptRun(report, error)
+        elsewhere = self._trained_elsewhere() if report is None else None
+        if elsewhere is not None and (error is None or isinstance(error, SystemExit)):
+            return ScriptRun(None, elsewhere, 0 if error is None else _exit_code(error))
         if error is None:
             if report is None:
                 self._say_nothing_is_planned()
@@ -346,6 +350,13 @@ class FittedScript:
             failure.traceback = outcome.traceback
         return ScriptRun(report, failure, _exit_code(error))
 
+    def _trained_elsewhere(self) -> LegroomError | None:
+        """What to say of a script that trains in processes of its own; it ended as plain does."""
+        if self.finder.num_backwards:
+            return None
+        text = self.finder.children.explanation(self._script.target, "run", without="has no budget")
+        return None if text is None else NoTrainingError(text)
+
     def _say_nothing_is_planned(self) -> None:
         """Say once why the script trains without a plan.
 
@@ -358,8 +369,7 @@ class FittedScript:
         name = self._script.target
         if not self.finder.num_backwards:
             text = (
-                f"{name} ended without a backward pass in this process: nothing was planned. Where "
-                "it trains in processes that it starts, start legroom there (see docs/run.md)"
+                f"{name} ended without training: no backward pass was seen, so nothing was planned"
             )
         else:
             why = "; ".join(self._why_nothing())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -17,6 +17,8 @@ from torch import fx, nn
 from torch.optim import Optimizer
 
 from legroom.capture import FunctionShell, nested_tensors, scan_heap
+
+_WRAPPERS = ("module", "_orig_mod", "_forward_module", "_original_module")
 
 
 @final
@@ -40,8 +42,8 @@ class Named:
 class StateNames:
     """Names what optimizers update and the models that they belong to.
 
-    Keys follow the order in which optimizers list their parameters, not the order of the heap:
-    that is the same with and without a plan at work.
+    Keys follow the order in which optimizers list their parameters, not the order of the heap, and
+    not what is wrapped around a model: that is the same with and without a plan at work.
     """
 
     def __init__(self) -> None:
@@ -83,10 +85,16 @@ class StateNames:
 
     def parameters(self) -> Iterator[Named]:
         """Every parameter of the models, and whatever else the optimizers update."""
+        places = {
+            id(param): f"{number}.{place}"
+            for number, optimizer in enumerate(self._optimizers)
+            for place, param in enumerate(params_of(optimizer))
+        }
         seen: set[int] = set()
         for each in self._owned(buffers=False):
             seen.add(id(each.tensor))
-            yield each
+            known = places.get(id(each.tensor))
+            yield each if known is None else replace(each, key=f"optimizer {known}")
         for number, optimizer in enumerate(self._optimizers):
             for place, param in enumerate(params_of(optimizer)):
                 if id(param) not in seen:
@@ -116,10 +124,16 @@ class StateNames:
             tables += [root.named_buffers()] if buffers else []
             for table in tables:
                 for name, tensor in table:
-                    yield Named(f"{number}.{name}", prefix + name, name.rpartition(".")[0], tensor)
+                    key = f"{number}.{_without_wrappers(name)}"
+                    yield Named(key, prefix + name, name.rpartition(".")[0], tensor)
 
     def _name(self, param: torch.Tensor, otherwise: str) -> tuple[str, str]:
         return self._names.get(id(param), (f"parameter {otherwise}", ""))
+
+
+def _without_wrappers(name: str) -> str:
+    """The name without what wrappers put into it: `module.` (DDP), `_orig_mod.` (compiled)."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def params_of(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -16,20 +16,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from legroom.capture import StepFinder, scan_heap
+from legroom.capture import StepFinder, scan_heap, updating_optimizers
 from legroom.engine._adoption import Adoption
 from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._compare import compare, tolerance_for
 from legroom.engine._fit import Fitted
 from legroom.engine._observer import FitObserver
+from legroom.engine._recorded_run import MOST_FURTHER_STEPS
 from legroom.engine._recording import Recorder, Recording
 from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import Snapshot
 from legroom.engine._verification import Verification
-from legroom.engine._verify_script import check_steps, verification
+from legroom.engine._verify_script import check_steps, notes_on_measuring, verification
 from legroom.engine._watch import StepWatch
 from legroom.engine.graph import Executor, choose_executor
-from legroom.errors import NothingCapturedError, NotRepeatableError, UsageError
+from legroom.errors import LegroomError, NothingCapturedError, NotRepeatableError, UsageError
 from legroom.plan import OnProgress, PlanOptions
 
 _FEW_BYTES, _MANY_BYTES = 256 * 2**20, 16 * 2**30
@@ -112,7 +113,7 @@ def verify(  # noqa: PLR0913 - one keyword for each thing a user may say
         options,
         choose_executor(executor, exactness),
         models=as_tuple(model, nn.Module, "model"),
-        optimizers=as_tuple(optimizer, Optimizer, "optimizer"),
+        optimizers=updating_optimizers(as_tuple(optimizer, Optimizer, "optimizer")),
         num_steps=steps,
         tolerance=tolerance_for(exactness, tolerance),
         on_progress=on_progress,
@@ -145,6 +146,8 @@ class _Run:
         self._on_progress = on_progress
         self._watch: StepWatch | None = None
         self._finder = StepFinder(lambda: None)
+        self._num_further = 0
+        self._failure = ""
 
     def run(self) -> Verification:
         snapshot = self._snapshot()
@@ -171,7 +174,13 @@ class _Run:
             tolerance=self._tolerance,
             decisions=decisions,
             run=report,
-            notes=(),
+            notes=tuple(
+                notes_on_measuring(
+                    self._num_further,
+                    None if report is None else vars(report),
+                    failure=self._failure,
+                )
+            ),
         )
 
     def _tell(self, stage: str, done: int) -> None:
@@ -217,6 +226,14 @@ class _Run:
                 stack.enter_context(adoption.watching())
             recording = self._record(folder, self._num_steps, on_step=self._step_ends)
             planned: list[Any] = [*targets, *adoption.adopted]
+            while self._num_further < MOST_FURTHER_STEPS and not _all_measured(planned):
+                self._num_further += 1
+                try:
+                    self._step()
+                    self._step_ends()
+                except LegroomError as error:
+                    self._failure = str(error)
+                    break
             plans = [each.plan for each in planned if each.plan is not None]
             reports = [each.report for each in adoption.adopted] or [
                 each.report() for each in targets if each.plan is not None
@@ -270,6 +287,16 @@ class _Planning(FitObserver):
 
     def around_planning(self) -> contextlib.AbstractContextManager[object]:
         return self._run.around_planning()
+
+
+def _all_measured(planned: list[Any]) -> bool:
+    """Whether of every plan that is carried out a step was measured."""
+    for each in planned:
+        if each.plan is not None:
+            report = each.report() if isinstance(each, Fitted) else each.report
+            if report.measured_peak_bytes is None:
+                return False
+    return True
 
 
 def _updates(optimizer: Optimizer, module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -170,9 +170,27 @@ def _is_within(module: str, path: str) -> bool:
 def _notes(found: Comparison, steps: int, outcome: Outcome) -> Iterable[str]:
     if found.steps < steps:
         yield f"the script ended after {found.steps} of {steps} steps; those were compared"
+    yield from notes_on_measuring(
+        outcome.num_further_steps, outcome.report, failure=outcome.further_error
+    )
     if outcome.unreadable:
         names = ", ".join(outcome.unreadable[:5])
         yield f"{len(outcome.unreadable)} tensors could not be read and were not compared: {names}"
+
+
+def notes_on_measuring(
+    num_further: int, report: Mapping[str, object] | None, *, failure: str = ""
+) -> Iterable[str]:
+    """Which plan was measured, where that is not the one that was compared."""
+    if failure:
+        yield f"after the steps that were compared: {failure}"
+    if report is None:
+        return
+    if report["measured_peak_bytes"] is None:
+        yield "the last plan was made in a step after which none was measured: no measured peak"
+    elif num_further:
+        steps = "1 further step was" if num_further == 1 else f"{num_further} further steps were"
+        yield f"{steps} run, and not compared, to measure the plan that was made last"
 
 
 def _check_repeatable(found: Comparison, script: Script) -> None:

@@ -161,6 +161,9 @@ class _Run:
     def _explain_nothing_measured(self) -> LegroomError:
         name, seen = self._script.target, self._session.num_steps_seen
         if self._finder.num_backwards == 0 and self._finder.num_optimizer_steps == 0:
+            elsewhere = self._finder.children.explanation(name, "profile", without="is not seen")
+            if elsewhere is not None:
+                return NoTrainingError(elsewhere)
             return NoTrainingError(
                 f"{name} ended without training: no backward pass and no optimizer step was seen.\n"
                 "  try: the script that trains, with arguments that make it train; "

@@ -74,12 +74,14 @@ class ScriptEnd:
     Attributes:
         failure: What went wrong, in words for the user; None if nothing did.
         traceback: The script's own.
+        elsewhere: What to say of processes that it started, where it trains in those.
     """
 
     failure: LegroomError | None
     traceback: str
     num_backwards: int
     num_steps: int
+    elsewhere: str | None
 
 
 def main(requests: int, answers: int) -> None:
@@ -122,6 +124,9 @@ class _ScriptProcess:
             traceback=outcome.traceback if has_traceback else "",
             num_backwards=self._finder.num_backwards,
             num_steps=self._finder.steps.num_steps,
+            elsewhere=self._finder.children.explanation(
+                self._script.target, "plan", without="is not planned"
+            ),
         )
 
     def _step_ends(self) -> None:

@@ -112,6 +112,8 @@ def _explain(script: Script, end: ScriptEnd) -> LegroomError:
         if isinstance(end.failure, ScriptError):
             end.failure.traceback = end.traceback
         return end.failure
+    if not end.num_backwards and end.elsewhere is not None:
+        return NoTrainingError(end.elsewhere)
     if not end.num_backwards:
         return NoTrainingError(
             f"{name} ended without training: no backward pass was seen.\n"

@@ -17,9 +17,18 @@ def make_training():
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def record(folder, *, change=lambda model, step: None, num_steps=2, most_bytes=2**20):
+def record(
+    folder,
+    *,
+    change=lambda model, step: None,
+    num_steps=2,
+    most_bytes=2**20,
+    most_steps=None,
+    around=lambda model: None,
+):
     model, optimizer = make_training()
-    recorder = Recorder(folder, most_bytes=most_bytes)
+    held = around(model)
+    recorder = Recorder(folder, most_bytes=most_bytes, most_steps=most_steps)
     finder = StepFinder(lambda: None)
     finder.observer = recorder
     recorder.optimizer_made(optimizer)
@@ -31,7 +40,43 @@ def record(folder, *, change=lambda model, step: None, num_steps=2, most_bytes=2
             change(model, step)
             optimizer.step()
             recorder.step_ends()
+    del held
     return recorder.save()
+
+
+class Holder(nn.Module):
+    """Somebody who holds a model that is trained beside another one, under other names."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.other = nn.Linear(2, 2)
+        self.main = nn.ModuleDict({"net": model})
+
+
+@pytest.mark.parametrize(
+    "around", [Holder, nn.DataParallel, lambda model: torch.compile(model, backend="eager")]
+)
+def test_same_training_is_equal_under_other_names(tmp_path, around):
+    plain = record(tmp_path / "a")
+    found = compare(plain, record(tmp_path / "b", around=around))
+    extra = {each.name for each in found.different}
+    assert {name.partition(".")[0] for name in extra} <= {"other"}
+    assert found.compared["parameters"] == 10
+    assert found.compared["buffers"] == 6
+
+    def change(model, step):
+        model[1].running_mean[0] += 1
+        model[2].weight.grad[0, 0] *= 2
+
+    other = record(tmp_path / "c", around=around, change=change)
+    names = [(each.kind, each.name) for each in compare(plain, other).different]
+    assert names[:2] == [("gradients", "2.weight"), ("buffers", "1.running_mean")]
+
+
+def test_recorder_stops_listening(tmp_path):
+    long, short = record(tmp_path / "a", num_steps=3, most_steps=2), record(tmp_path / "b")
+    assert len(long.steps) == 2
+    assert compare(long, short).different == ()
 
 
 def test_same_training_is_equal(tmp_path):

@@ -306,6 +306,29 @@ def test_a_model_that_is_compiled_afterwards_is_planned_all_the_same():
     check_planned(handle.report())
 
 
+def test_a_sequential_that_is_compiled_afterwards_is_planned_all_the_same():
+    """TorchDynamo enters what is PyTorch's own class past the call that fit has set."""
+
+    def trained(*, is_fitted):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        handle = legroom.fit(model, budget="floor") if is_fitted else None
+        compiled = torch.compile(model, backend="eager")
+        optimizer = sgd(model)
+        for _ in range(3):
+            compiled(torch.ones(256, 64)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if handle is not None:
+            check_planned(handle.report())
+            handle.undo()
+            compiled(torch.ones(256, 64))
+        return [param.detach() for param in model.parameters()]
+
+    pairs = zip(trained(is_fitted=True), trained(is_fitted=False), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
 def test_a_part_and_the_whole_are_not_both_fitted():
     model = Net()
     handle = legroom.fit(model.blocks[0], activations="60%")

@@ -67,14 +67,29 @@ def compare_in_a_process(rank, port, cache):
     optimizer = sgd(model)
     handle = legroom.fit(model, activations="70%", optimizer=optimizer)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    with pytest.raises(UsageError, match="fit the model inside"):
+    with pytest.raises(UsageError, match="Shared is already fitted"):
         legroom.fit(wrapped, activations="90%")
     actual = train(model, gradients(wrapped), optimizer, seed=rank)
     difference = first_difference(expected, actual)
     assert difference is None, f"{difference} differs"
     check_planned(handle.report(), within_budget=False)
     handle.undo()
+    compare_wrapped(rank, expected)
     dist.destroy_process_group()
+
+
+def compare_wrapped(rank, expected):
+    """Fitted is what DDP wraps, also where DDP is given; the handle still calls DDP."""
+    torch.manual_seed(0)
+    model = Shared()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    handle = legroom.fit(wrapped, activations="70%")
+    actual = train(model, gradients(wrapped), sgd(model), seed=rank)
+    difference = first_difference(expected, actual)
+    assert difference is None, f"{difference} differs where DDP is fitted"
+    check_planned(handle.report(), within_budget=False)
+    assert handle.wrapper is wrapped
+    handle.undo()
 
 
 def test_two_processes_train_as_without_a_plan(tmp_path):

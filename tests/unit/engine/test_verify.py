@@ -178,3 +178,31 @@ def test_a_step_that_moves_on_is_refused(training):
 def test_misuse_is_told(training, keywords, message):
     with pytest.raises(UsageError, match=message):
         legroom.verify(training[2], **keywords)
+
+
+def test_plan_made_in_the_last_step_is_measured(training):
+    """A tensor that the loop keeps is beside any plan: it is measured, and planned anew."""
+    model, optimizer, _ = training
+    data, target = torch.randn(4096, 32), torch.randint(0, 4, (4096,))
+
+    def step():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data), target)
+        beside = torch.ones(2**17)
+        loss.backward()
+        optimizer.step()
+        del beside
+
+    result = legroom.verify(step, model=model, budget="4.5MiB", steps=2)
+    assert result
+    assert result.run.replans
+    assert result.run.measured_peak_bytes <= result.run.budget_bytes
+    assert any("not compared, to measure the plan that was made last" in n for n in result.notes)
+    assert result.steps == 2
+
+
+def test_one_step_is_measured_too(training):
+    model, _, step = training
+    result = legroom.verify(step, model=model, activations="80%", steps=1)
+    assert result.steps == 1
+    assert result.run.measured_peak_bytes is not None
