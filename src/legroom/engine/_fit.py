@@ -466,13 +466,19 @@ class Fitted:
             self._is_busy = guard.is_planning = False
 
     def compile(
-        self, step_plan: StepPlan, *, probe: Probe | None = None, witness: Witness | None = None
+        self,
+        step_plan: StepPlan,
+        *,
+        probe: Probe | None = None,
+        witness: Witness | None = None,
+        kind: int = -1,
     ) -> Callable[..., Any]:
         """What to call under a plan.
 
         Args:
             probe: See `PlannedCall`; only eager kernels can be interrupted by one.
             witness: The same.
+            kind: Number of the kind of call.
 
         Raises:
             TierSpaceError: There is no room for what the plan holds elsewhere.
@@ -490,6 +496,7 @@ class Fitted:
             rewrites=step_plan.options.rewrites,
             probe=probe,
             witness=witness,
+            kind=kind,
         )
 
     def compile_again(self, step_plan: StepPlan) -> None:

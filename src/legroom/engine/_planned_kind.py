@@ -16,7 +16,7 @@ from legroom.engine._call_key import CallKey
 from legroom.engine._density import DensityWatch, density_watch
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan
-from legroom.engine.graph import PlannedCall
+from legroom.engine.graph import PlannedCall, new_kind_number
 from legroom.errors import BudgetExceededError, InfeasibleError
 from legroom.meter import PeakReading
 from legroom.units import format_bytes
@@ -39,6 +39,7 @@ class PlannedKind:
         is_checked: Whether it is known how far its gradients are off, or they are exact.
         density_watch: What watches its first call; see Note [Density].
         num_calls: How often it was called.
+        number: Different from all others of this process.
     """
 
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
@@ -48,7 +49,8 @@ class PlannedKind:
         self.density_watch: DensityWatch | None = None
         self.num_calls = 0
         self._owner = weakref.proxy(owner)
-        self.call = owner.compile(step_plan)
+        self.number = new_kind_number()
+        self.call = owner.compile(step_plan, kind=self.number)
         self.measured_peak_bytes: int | None = None
         self._num_readings = 0
         self.resident_peak_bytes: int | None = None
@@ -88,7 +90,7 @@ class PlannedKind:
             TierSpaceError: There is no room for what the plan holds elsewhere.
         """
         self.is_stale = True
-        self._replace_call(owner.compile(self.step_plan))
+        self._replace_call(owner.compile(self.step_plan, kind=self.number))
         self.is_stale = False
 
     def _replace_call(self, call: Callable[..., Any]) -> None:
@@ -100,7 +102,7 @@ class PlannedKind:
         self.density_watch = density_watch(self, self.step_plan.options)
         if self.density_watch is not None:
             witness = self.density_watch.witness
-            self._replace_call(owner.compile(self.step_plan, witness=witness))
+            self._replace_call(owner.compile(self.step_plan, witness=witness, kind=self.number))
 
     def end_density_watch(self) -> bool:
         """Look no more; whether the first call was watched, and showed tensors with many zeros."""

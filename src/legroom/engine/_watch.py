@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from legroom.capture import is_in_backward
-from legroom.engine.graph import guard
+from legroom.engine.graph import guard, notebook
 from legroom.meter import PeakGauge, PeakReading
 
 _MEASURED_STEPS = 3
@@ -33,11 +33,13 @@ class StepWatch:
     Attributes:
         step_ms: How long the latest steps took that were not measured.
         num_steps: Steps that have ended.
+        on_step: Is told of each measured step before those who asked for it are.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.step_ms: list[float] = []
         self.num_steps = 0
+        self.on_step: OnReading | None = None
         self._device = device
         self._gauge: PeakGauge | None = None
         self._waiting: dict[Hashable, OnReading] = {}
@@ -55,6 +57,7 @@ class StepWatch:
             gauge = PeakGauge(self._device)
             if gauge.start():
                 self._gauge = gauge
+                notebook.begin()
 
     def step_ends(self) -> None:
         """A step has ended: tell what was measured."""
@@ -71,10 +74,12 @@ class StepWatch:
             self._last_s = now_s
             return
         self._last_s = None
-        reading = gauge.stop()
+        reading = gauge.stop(notebook.end(), is_first=self.num_steps == 1)
         waiting, self._waiting = self._waiting, {}
         if reading is None:
             return
+        if self.on_step is not None:
+            self.on_step(reading)
         for identity, on_reading in waiting.items():
             self._counts[identity] = self._counts.get(identity, 0) + 1
             on_reading(reading)
@@ -88,6 +93,7 @@ class StepWatch:
         gauge, self._gauge = self._gauge, None
         if gauge is not None:
             self._is_closed = True
+            notebook.end()
             with contextlib.suppress(RuntimeError):
                 gauge.stop()
         self._waiting.clear()
