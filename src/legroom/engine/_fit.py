@@ -55,6 +55,7 @@ from legroom.engine._planned_kind import PlannedKind
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepEnds, StepWatch
+from legroom.engine._whole_step import Training
 from legroom.engine.graph import (
     Eager,
     Executor,
@@ -216,6 +217,8 @@ class Fitted:
         *,
         optimizers: tuple[Optimizer, ...] = (),
         watch: StepWatch | None = None,
+        training: Training | None = None,
+        label: str = "",
         on_progress: OnProgress | None = None,
         on_event: Callable[[str], None] | None = None,
         observer: FitObserver | None = None,
@@ -234,6 +237,8 @@ class Fitted:
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
+        self.training = training or Training(options)
+        self.label = label or type(self._module).__name__
         self._kinds = KindsOfCall(self, options)
         self._latest: PlannedKind | None = None
         self._is_busy = False
@@ -343,6 +348,8 @@ class Fitted:
                 self._measure_batch(kind, args, kwargs)
             self._latest = kind
             self._kinds.keep(key, kind)
+            if not self._kinds.is_of_step(kind):
+                self.training.add(self, kind)
             if is_due:
                 self.say(kind.accuracy)
             elif not is_same:
@@ -350,7 +357,7 @@ class Fitted:
         self._latest = kind
         kind.num_calls += 1
         watch = self._step_watch()
-        watch.call_begins((id(kind), kind.step_plan.replans), kind.on_reading)
+        watch.call_begins((kind.number, kind.generation), kind.on_reading)
         self._is_busy = True
         try:
             output = kind.call(*args, **kwargs)
@@ -437,6 +444,7 @@ class Fitted:
         if self._watch is None:
             devices = [param.device for param in self._parameters()]
             self._watch = StepWatch(devices[0] if devices else torch.device("cpu"))
+            self.training.watch(self._watch)
             self._step_ends = StepEnds(self._watch, self._find_optimizers())
             self._hooks.callback(self._step_ends.close)
         if self._num_failed_backwards != guard.num_failed:

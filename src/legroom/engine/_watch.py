@@ -11,7 +11,7 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class StepWatch:
     Attributes:
         step_ms: How long the latest steps took that were not measured.
         num_steps: Steps that have ended.
+        on_opening: Is told who begins a measured step, and how large what is alive then is.
         on_step: Is told of each measured step before those who asked for it are.
     """
 
@@ -40,6 +41,7 @@ class StepWatch:
         self.step_ms: list[float] = []
         self.num_steps = 0
         self.on_step: OnReading | None = None
+        self.on_opening: Callable[[Hashable, Sequence[int]], None] | None = None
         self._device = device
         self._gauge: PeakGauge | None = None
         self._waiting: dict[Hashable, OnReading] = {}
@@ -58,6 +60,8 @@ class StepWatch:
             if gauge.start():
                 self._gauge = gauge
                 notebook.begin()
+                if self.on_opening is not None:
+                    self.on_opening(identity, gauge.opening_sizes)
 
     def step_ends(self) -> None:
         """A step has ended: tell what was measured."""

@@ -112,6 +112,11 @@ class PeakGauge:
             raise
         return True
 
+    @property
+    def opening_sizes(self) -> tuple[int, ...]:
+        """Bytes of each storage that was alive when it was started; of a CPU only."""
+        return tuple(each.num_bytes for each in self._opening.storages)
+
     def stop(
         self, notes: Sequence[RunNote] = (), *, is_first: bool = False
     ) -> PeakReading | None:

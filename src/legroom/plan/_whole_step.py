@@ -44,6 +44,7 @@ from legroom.capture import (
 from legroom.errors import LegroomError
 from legroom.plan._problem import Choice, Problem
 from legroom.plan._program import PieceProgram
+from legroom.plan._simulate import NEVER_FITS, Simulator
 
 _LOOP = "the loop"
 
@@ -141,6 +142,12 @@ def compose(steps: Sequence[ObservedStep], kinds: Mapping[int, CapturedKind]) ->
     for step in repeated:
         composer.add_step(step)
     return composer.whole()
+
+
+def simulate_choice(problem: Problem, choice: Choice) -> int | None:
+    """The peak under a choice in bytes; None where it cannot be carried out."""
+    peak_bytes = Simulator(problem).run(choice).peak_bytes
+    return None if peak_bytes >= NEVER_FITS else peak_bytes
 
 
 # What is in a kind's graph ------------------------------------------------------------------------
