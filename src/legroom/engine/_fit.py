@@ -281,6 +281,11 @@ class Fitted:
         return max((kind.step_plan.plain_peak_bytes for kind in self._kinds), default=0)
 
     @property
+    def waits_for_whole(self) -> bool:
+        """Whether the whole step around the latest call is still to be seen and planned."""
+        return self._latest is not None and self.training.waits_for(self._latest)
+
+    @property
     def latest_shapes(self) -> str:
         """Of the arguments of the latest call that was planned, for people."""
         key = self._latest.key if self._latest is not None else None

@@ -130,9 +130,9 @@ class KindsOfCall:
             step_plan = self._plan_within(step, self._options, least_bytes)
         except InfeasibleError as error:
             waits = not is_whole and (self._owner.training.defers or not self._is_limit)
-            if self._is_limit and not waits or not known and not waits:
+            if not waits and (self._is_limit or not known):
                 raise
-            if known and not self._is_limit:
+            if not waits:
                 why = _first_line(error)
                 self._owner.say(f"{why} For this kind of call the lowest plan is used")
             return self._lowest(step, least_bytes)

@@ -200,7 +200,7 @@ class Training:
             return
         more_bytes = min(
             (
-                _more_than(step.as_it_repeats(), sizes)
+                _more_than(step, sizes)
                 for outline, step in group.steps.items()
                 if outline[0][0] == number
             ),
@@ -503,16 +503,14 @@ class Training:
 
 
 def _more_than(step: ObservedStep, sizes: Sequence[int]) -> int:
-    """What a step that begins holds beyond what stays all along, and what is let go in it."""
-    opening = [each for each in step.holdings if each.born < 0]
-    let_go = Counter(each.num_bytes for each in opening if each.died is not None)
-    found = let_go & Counter(sizes)
-    staying = sum(each.num_bytes for each in opening if each.died is None)
-    return sum(sizes) - staying - _total_bytes(found)
-
-
-def _total_bytes(found: Counter[int]) -> int:
-    return sum(num_bytes * count for num_bytes, count in found.items())
+    """What a step that begins holds beyond what is known to be there then."""
+    opening = [each for each in step.as_it_repeats().holdings if each.born < 0]
+    known_bytes = sum(each.num_bytes for each in opening)
+    if step.is_first:  # what is let go in it may have gone already
+        let_go = Counter(each.num_bytes for each in opening if each.died is not None)
+        gone = let_go - Counter(sizes)
+        known_bytes -= sum(num_bytes * count for num_bytes, count in gone.items())
+    return sum(sizes) - known_bytes
 
 
 def _with_only(group: _Group, step: ObservedStep) -> _Group:

@@ -333,7 +333,8 @@ class _Observation:
                 track.place,
                 track.is_renewed,
             )
-            if track.place is not None or (into_run and track.kind not in STATE):
+            carried = self._is_first and track.born >= 0 and track.died is None
+            if track.place is not None or carried or (into_run and track.kind not in STATE):
                 yield each  # it is told apart by its size
             else:
                 together[replace(each, num_bytes=0)] += track.block.num_bytes
