@@ -127,8 +127,8 @@ class ObservedStep:
         """The step as the next one will be, if it is the first: with what the first leaves behind.
 
         What a name stood for is let go when the name stands for something new: after the first
-        stretch that makes something like it. Gradients are let go where `zero_grad` was called; where that was not within
-        the step, it is between two. State that the update made stays.
+        stretch that makes something like it. Gradients are let go where `zero_grad` was called;
+        where that was not within the step, it is between two. State that the update made stays.
         """
         if not self.is_first:
             return self

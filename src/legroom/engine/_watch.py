@@ -47,21 +47,33 @@ class StepWatch:
         self._waiting: dict[Hashable, OnReading] = {}
         self._counts: dict[Hashable, int] = {}
         self._last_s: float | None = None
-        self._is_closed = False
+        self._is_closed = self._has_begun = self._is_wanted = False
 
     def call_begins(self, identity: Hashable, on_reading: OnReading) -> None:
-        """A planned call begins; it is measured if its plan is new."""
-        if self._counts.get(identity, 0) >= _MEASURED_STEPS:
+        """A planned call begins; it is measured if its plan is new.
+
+        A step is measured from its first planned call on, or not at all: what is alive in its
+        middle says little about when it began.
+        """
+        is_first, self._has_begun = not self._has_begun, True
+        is_new = self._counts.get(identity, 0) < _MEASURED_STEPS
+        if is_new:
+            self._waiting[identity] = on_reading
+        if self._gauge is not None or self._is_closed or not (is_new or self._is_wanted):
             return
-        self._waiting[identity] = on_reading
-        if self._gauge is None and not self._is_closed:
-            gc.collect()  # what compiling has left behind is no part of the step
-            gauge = PeakGauge(self._device)
-            if gauge.start():
-                self._gauge = gauge
-                notebook.begin()
-                if self.on_opening is not None:
-                    self.on_opening(identity, gauge.opening_sizes)
+        self._is_wanted = not is_first
+        if is_first:
+            self._start(identity)
+
+    def _start(self, identity: Hashable) -> None:
+        gc.collect()  # what compiling has left behind is no part of the step
+        gauge = PeakGauge(self._device)
+        if not gauge.start():
+            return
+        self._gauge = gauge
+        notebook.begin()
+        if self.on_opening is not None:
+            self.on_opening(identity, gauge.opening_sizes)
 
     def step_ends(self) -> None:
         """A step has ended: tell what was measured."""
@@ -69,6 +81,9 @@ class StepWatch:
         self.num_steps += 1
         gauge, self._gauge = self._gauge, None
         was_closed, self._is_closed = self._is_closed, False
+        self._has_begun = False
+        if gauge is None:
+            self._waiting.clear()
         if was_closed:
             self._last_s = None
             return

@@ -16,9 +16,9 @@ kind's part to that kind. See Note [Training].
 #    A budget in bytes is refused, by what was seen in a step that was not the first: only then it
 #    is known what one step leaves for the next.
 # 4. A later step that takes other than was predicted is observed anew. One that already holds more
-#    when it begins (a copy of the weights that was made after the first) is planned before it runs. What the simulator cannot
-#    explain is set aside. The step is planned again where it would be above the budget, or could
-#    be a good deal faster; a few times, then it is an error.
+#    when it begins (a copy of the weights that was made after the first) is planned before it runs.
+#    What the simulator cannot explain is set aside. The step is planned again where it would be
+#    above the budget, or could be a good deal faster; a few times, then it is an error.
 # 5. A step that runs as it is cannot be taken apart. What it takes is its plain peak; if that is
 #    above the budget, the next one is observed under a plan.
 # 6. Not planned so: targets that were planned with `step=`, which were seen whole already; lossy
@@ -135,6 +135,7 @@ class Training:
         self._is_lossy = Exactness(options.exactness) is Exactness.LOSSY
         self._members: dict[int, _Member] = {}
         self._groups: list[_Group] = []
+        self._has_said = False
         self._on_planned = on_planned or (lambda fitted: None)
         self.defers = defers and budget.num_bytes is not None
 
@@ -239,7 +240,32 @@ class Training:
             self._replan(group, reading)
             return
         step_plan.use_lowest()
-        owner.compile_again(step_plan)
+        if step_plan.programs:
+            owner.compile_again(step_plan)
+        elif all(each.plan is None for each in self._groups):
+            self._cannot_help(owner, kind, measured)
+
+    def _cannot_help(self, owner: Fitted, kind: PlannedKind, measured_bytes: int) -> None:
+        """Nothing that is planned takes less than it does as it is."""
+        step_plan = kind.step_plan
+        if self._budget.num_bytes is not None:
+            owner.refuse(
+                kind,
+                InfeasibleBudgetError(
+                    budget_bytes=step_plan.budget_bytes,
+                    floor_bytes=measured_bytes,
+                    room_bytes=room_above(measured_bytes),
+                ),
+            )
+        if not self._has_said:
+            self._has_said = True
+            owner.say(
+                f"no plan keeps {self._budget} ({format_bytes(step_plan.budget_bytes)}): the step "
+                f"takes {format_bytes(measured_bytes)}, and no plan of its calls takes less"
+            )
+        step_plan.budget_bytes = measured_bytes
+        step_plan.whole_plain_bytes = measured_bytes
+        step_plan.plan = replace(step_plan.plan, predicted_peak_bytes=measured_bytes)
 
     def _is_off(self, group: _Group, reading: PeakReading) -> bool:
         most = max(_EXACT_BYTES, _EXACT_SHARE * group.predicted_bytes)
@@ -291,7 +317,8 @@ class Training:
         found = {}
         for number in sorted(group.numbers):
             owner, kind = self._members[number].owner(), self._members[number].kind()
-            assert owner is not None and kind is not None, "bug in legroom: a member that is gone"
+            assert owner is not None, "bug in legroom: a target that is gone"
+            assert kind is not None, "bug in legroom: a kind that is gone"
             found[number] = owner, kind
         return found
 
@@ -413,7 +440,8 @@ class Training:
         seconds: float,
     ) -> None:
         """Give each kind its part; those whose part is another than before are compiled again."""
-        assert group.plan is not None and group.planner is not None, "bug in legroom: no plan"
+        assert group.plan is not None, "bug in legroom: no plan"
+        assert group.planner is not None, "bug in legroom: a plan without its planner"
         plan = replace(group.plan, predicted_peak_bytes=group.predicted_bytes)
         plain_bytes = group.planner.plain.peak_bytes + group.beside_bytes
         kinds = self._kinds(group)
@@ -464,7 +492,8 @@ class Training:
 
     def _replan(self, group: _Group, reading: PeakReading) -> None:
         """A step was above the budget, or its successors will be."""
-        assert group.plan is not None and group.planner is not None, "bug in legroom: no plan"
+        assert group.plan is not None, "bug in legroom: no plan"
+        assert group.planner is not None, "bug in legroom: a plan without its planner"
         kinds = self._kinds(group)
         owner, first = next(iter(kinds.values()))
         predicted = first.step_plan.plan.predicted_peak_bytes

@@ -8,6 +8,7 @@ out comes the row of stretches with the holdings between them. See Note [Observe
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ def observe(
         if op.tag is Tag.PIECE and start_ns <= op.start_ns <= end_ns and op.number < len(notes)
     ]
     windows.sort(key=lambda each: each.start_ns)
-    if any(a.end_ns > b.start_ns for a, b in zip(windows, windows[1:], strict=False)):
+    if any(a.end_ns > b.start_ns for a, b in itertools.pairwise(windows)):
         return None
     return _Observation(ledger, stream, windows, is_first).step()
 

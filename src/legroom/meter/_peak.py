@@ -117,9 +117,7 @@ class PeakGauge:
         """Bytes of each storage that was alive when it was started; of a CPU only."""
         return tuple(each.num_bytes for each in self._opening.storages)
 
-    def stop(
-        self, notes: Sequence[RunNote] = (), *, is_first: bool = False
-    ) -> PeakReading | None:
+    def stop(self, notes: Sequence[RunNote] = (), *, is_first: bool = False) -> PeakReading | None:
         """End, and say what was measured; None if it was not started.
 
         Args:

@@ -19,8 +19,7 @@ in which things happened, in which the calls can be planned. See Note [Whole ste
 #    stands in the graph without bytes.
 # 6. Several steps stand one after the other: what all of them hold all along is there once, the
 #    rest from the beginning of each to its end. So one plan serves them all.
-# 7. A call that is over before another one begins, with nothing in it that is higher than in a
-#    later call of the same kind, is left out; the later one counts several times.
+# 7. Of what repeats within a step, one stands for several: see Note [Rounds].
 
 from __future__ import annotations
 
@@ -44,6 +43,7 @@ from legroom.capture import (
 from legroom.errors import LegroomError
 from legroom.plan._problem import Choice, Problem
 from legroom.plan._program import PieceProgram
+from legroom.plan._repeats import without_repeats
 from legroom.plan._simulate import NEVER_FITS, Simulator
 
 _LOOP = "the loop"
@@ -137,10 +137,10 @@ def compose(steps: Sequence[ObservedStep], kinds: Mapping[int, CapturedKind]) ->
         UnknownRunError: A piece ran that no captured graph has, or ran backward twice.
     """
     composer = _Composer(kinds)
-    repeated = [_without_repeats(step.as_it_repeats()) for step in steps]
+    repeated = [without_repeats(step.as_it_repeats()) for step in steps]
     composer.add_common(repeated)
     for step in repeated:
-        composer.add_step(step)
+        composer.add_step(step, is_only=len(repeated) == 1)
     return composer.whole()
 
 
@@ -212,6 +212,42 @@ class _Position:
     last: int
 
 
+class _Course:
+    """How far a step has been put together.
+
+    Attributes:
+        ends: The stretch in which each run has its backward.
+        made: Holdings by the stretch that makes them.
+        dying: Those that go, with their numbers among the tensors, by the stretch.
+        staying: Those that do not.
+    """
+
+    def __init__(self, step: ObservedStep) -> None:
+        self.step = step
+        self.calls: dict[tuple[int, int], _Call] = {}
+        self.started: dict[int, _Started] = {}
+        self.positions: list[_Position] = []
+        self.made: dict[int, list[Holding]] = defaultdict(list)
+        self.dying: dict[int, list[tuple[int, Holding]]] = defaultdict(list)
+        self.staying: list[tuple[int, Holding]] = []
+        for holding in step.holdings:
+            if holding.born >= 0:
+                self.made[holding.born].append(holding)
+        self.ends = {
+            each.run.number: place
+            for place, each in enumerate(step.stretches)
+            if each.run is not None and each.run.is_backward
+        }
+
+    def note(self, born: Iterable[tuple[int, Holding]]) -> None:
+        """Some holdings are tensors of the graph by now."""
+        for number, holding in born:
+            if holding.died is None:
+                self.staying.append((number, holding))
+            else:
+                self.dying[holding.died].append((number, holding))
+
+
 class _Composer:
     def __init__(self, kinds: Mapping[int, CapturedKind]) -> None:
         self._kinds = kinds
@@ -243,59 +279,31 @@ class _Composer:
                 self._common[kind] = num_bytes
                 self._add(_loop_tensor(f"{kind.value} of the loop", num_bytes, kind))
 
-    def add_step(self, step: ObservedStep) -> None:
+    def add_step(self, step: ObservedStep, *, is_only: bool) -> None:
         """One step after those before; see Note [Whole step], rule 6."""
         first = len(self._operations)
-        is_alone = first == 0
+        course = _Course(step)
         opening = self._opening(step)
-        if not is_alone and opening:
-            self._append(
-                OperationInfo(0, _LOOP, Phase.OTHER, writes=tuple(number for number, _ in opening))
-            )
+        if first and opening:
             for number, _ in opening:
                 self._produced(number, first)
-        calls: dict[tuple[int, int], _Call] = {}
-        started: dict[int, _Started] = {}
-        positions: list[_Position] = []
-        numbers: dict[int, list[tuple[int, Holding]]] = defaultdict(list)
-        made: dict[int, list[Holding]] = defaultdict(list)
-        dying: dict[int, list[tuple[int, Holding]]] = defaultdict(list)
-        for holding in step.holdings:
-            if holding.born >= 0:
-                made[holding.born].append(holding)
-        for number, holding in opening:
-            if holding.died is not None:
-                dying[holding.died].append((number, holding))
-        ends = {
-            each.run.number: place
-            for place, each in enumerate(step.stretches)
-            if each.run is not None and each.run.is_backward
-        }
+            made = tuple(number for number, _ in opening)
+            self._append(OperationInfo(0, _LOOP, Phase.OTHER, writes=made))
+        course.note(opening)
         for place, stretch in enumerate(step.stretches):
             begin = len(self._operations)
             if stretch.run is None:
-                born = self._add_loop(stretch, made[place])
+                course.note(self._add_loop(stretch, course.made[place]))
             else:
-                born = self._add_run(
-                    stretch, stretch.run, calls, started, made[place], dying[place], ends
-                )
-            for number, holding in born:
-                numbers[place].append((number, holding))
-                if holding.died is not None:
-                    dying[holding.died].append((number, holding))
-            positions.append(_Position(begin, max(begin, len(self._operations) - 1)))
+                course.note(self._add_run(stretch, stretch.run, course, place))
+            course.positions.append(_Position(begin, max(begin, len(self._operations) - 1)))
+        for place, each in course.dying.items():
+            for number, holding in each:
+                self._release(number, holding, course, place)
         last = len(self._operations) - 1
-        for place, each in dying.items():
-            for number, holding in each:
-                self._release(number, holding, step, positions[place], place, ends)
-        for number, holding in opening:
-            if holding.died is None and not is_alone:
+        for number, holding in course.staying:
+            if holding.born >= 0 or not is_only:
                 self._drafts[number].release = last
-        for each in numbers.values():
-            for number, holding in each:
-                if holding.died is None:
-                    self._drafts[number].release = last
-        self._closes = last
 
     def _opening(self, step: ObservedStep) -> list[tuple[int, Holding]]:
         """What only this step finds when it begins."""
@@ -336,26 +344,20 @@ class _Composer:
 
     # Runs ----------------------------------------------------------------------------------------
 
-    def _add_run(  # noqa: PLR0913 - what a run meets
-        self,
-        stretch: Stretch,
-        about: ObservedRun,
-        calls: dict[tuple[int, int], _Call],
-        started: dict[int, _Started],
-        made: list[Holding],
-        dying: list[tuple[int, Holding]],
-        ends: Mapping[int, int],
+    def _add_run(
+        self, stretch: Stretch, about: ObservedRun, course: _Course, place_of_run: int
     ) -> list[tuple[int, Holding]]:
+        made = course.made[place_of_run]
         if about.is_backward:
-            if about.number not in started:
+            if about.number not in course.started:
                 raise UnknownRunError("a piece ran backward twice, or before it was looked at")
-            begun = started.pop(about.number)
+            begun = course.started.pop(about.number)
             operations = begun.run.backward
         else:
-            begun = self._start(about, calls)
-            started[about.number] = begun
+            begun = self._start(about, course.calls)
+            course.started[about.number] = begun
             operations = begun.run.forward
-        self._bind_given(operations, begun, about, dying)
+        self._bind_given(operations, begun, about, course.dying[place_of_run])
         places = {h.place: h for h in made if h.place is not None}
         born: list[tuple[int, Holding]] = []
         for op in operations:
@@ -386,9 +388,7 @@ class _Composer:
             call.waiting.remove(run)
         self._num_calls += 1
         self._pieces.setdefault((about.kind, about.piece), len(self._pieces))
-        self._first_call_of.setdefault(
-            self._pieces[about.kind, about.piece], self._num_calls - 1
-        )
+        self._first_call_of.setdefault(self._pieces[about.kind, about.piece], self._num_calls - 1)
         return _Started(run, call, self._num_calls - 1)
 
     def _bind_given(
@@ -484,32 +484,17 @@ class _Composer:
             self._stand_ins[key] = self._add(stand_in)
         return self._stand_ins[key]
 
-    def _release(  # noqa: PLR0913
-        self,
-        number: int,
-        holding: Holding,
-        step: ObservedStep,
-        position: _Position,
-        place: int,
-        ends: Mapping[int, int],
-    ) -> None:
+    def _release(self, number: int, holding: Holding, course: _Course, place: int) -> None:
         """When something that went within the step does so; see Note [Whole step], rule 3."""
-        draft = self._drafts[number]
-        is_piece = holding.place is not None
-        if not is_piece:
-            draft.release = position.last
-            into = step.stretches[place].run
-            if into is not None:
-                readers = [
-                    op.index
-                    for op in self._operations[position.first : position.last + 1]
-                    if number in op.reads
-                ]
-                draft.release = max(readers, default=position.last)
+        draft, position = self._drafts[number], course.positions[place]
+        if holding.place is None:
+            span = self._operations[position.first : position.last + 1]
+            readers = [op.index for op in span if number in op.reads]
+            draft.release = max(readers, default=position.last)
             return
-        origin = step.stretches[holding.born].run
+        origin = course.step.stretches[holding.born].run
         assert origin is not None, "bug in legroom: a piece's output without its run"
-        end = ends.get(origin.number)
+        end = course.ends.get(origin.number)
         if origin.is_backward or end is None or place > end:
             draft.release = position.last
         elif place < end:
@@ -608,11 +593,3 @@ def _as_eager(graph: Graph) -> Graph:
         for each in graph.tensors
     )
     return replace(graph, tensors=tensors)
-
-
-# Leaving out what repeats -------------------------------------------------------------------------
-
-
-def _without_repeats(step: ObservedStep) -> ObservedStep:
-    """See Note [Whole step], rule 7."""
-    return step
