@@ -24,7 +24,7 @@ def check_fitted(name, moment):
     handles = []
 
     def fit(model):
-        handles.append(legroom.fit(model, budget="floor"))
+        handles.append(legroom.fit(model, budget="lowest"))
 
     fitted = hashes_of(LOOPS[name], **{moment: fit})
     (handle,) = handles
@@ -64,7 +64,7 @@ def test_run_trains_the_same_bits(name, tmp_path):
         assert done.returncode == 0, done.stderr
         return [line for line in done.stdout.splitlines() if len(line) == 64], done.stderr
 
-    hashes, said = output_of("-m", "legroom", "run", "--budget", "floor")
+    hashes, said = output_of("-m", "legroom", "run", "--budget", "lowest")
     assert len(hashes) == frameworks.NUM_STEPS
     assert "measured peak" in said
     plain, _ = output_of()

@@ -27,7 +27,7 @@ def python(tmp_path):
 
 
 def legroom_run(*arguments):
-    return "legroom", "run", "--budget", "floor", *arguments
+    return "legroom", "run", "--budget", "lowest", *arguments
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])

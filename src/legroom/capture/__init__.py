@@ -49,6 +49,7 @@ from legroom.capture._kernels import kernel_compiler
 from legroom.capture._kinds import STATE, Kind, Phase
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
 from legroom.capture._nodes import is_tangent
+from legroom.capture._observed import Holding, ObservedRun, ObservedStep, Stretch
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
 from legroom.capture._real import real_tensors
@@ -92,9 +93,12 @@ __all__ = [
     "FunctionShell",
     "Graph",
     "Heap",
+    "Holding",
     "Kind",
     "ModulePaths",
     "NotCaptured",
+    "ObservedRun",
+    "ObservedStep",
     "OperationInfo",
     "Phase",
     "PieceCode",
@@ -111,6 +115,7 @@ __all__ = [
     "StepCapture",
     "StepFinder",
     "StopScript",
+    "Stretch",
     "TensorInfo",
     "arguments_of",
     "autocast_settings",

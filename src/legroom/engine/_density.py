@@ -87,6 +87,11 @@ class DensityWatch:
         self._found = {place: share for place, share in self._found.items() if share < _SPARSE}
         return bool(self._found)
 
+    @property
+    def found(self) -> dict[Place, float]:
+        """The share of elements that are not zero, of tensors that have many zeros."""
+        return dict(self._found)
+
     def plan_again(self, step_plan: StepPlan, options: PlanOptions) -> bool:
         """Plan with what was found; whether that pays."""
         gain_ms = _WORTH * step_plan.planner.problem.step_ms

@@ -64,6 +64,7 @@ from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import remember_buffers
 from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
 from legroom.engine._watch import StepEnds, StepWatch
+from legroom.engine._whole_step import Training
 from legroom.engine.graph import (
     Eager,
     Executor,
@@ -248,6 +249,8 @@ class Fitted:
         optimizers: tuple[Optimizer, ...] = (),
         watch: StepWatch | None = None,
         planning_time: PlanningTime | None = None,
+        training: Training | None = None,
+        label: str = "",
         on_progress: OnProgress | None = None,
         on_event: Callable[[str], None] | None = None,
         observer: FitObserver | None = None,
@@ -266,6 +269,8 @@ class Fitted:
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
+        self.training = training or Training(options)
+        self.label = label or type(self._module).__name__
         self._kinds = KindsOfCall(self, options)
         self._plain_calls = PlainCalls(self.say, is_refused=options.on_unplannable == "error")
         self._probation = Probation(self._plain_calls.leave)
@@ -310,6 +315,11 @@ class Fitted:
     def plain_peak_bytes(self) -> int:
         """The highest of all kinds of call, as it is; 0 before the first."""
         return max((kind.step_plan.plain_peak_bytes for kind in self._kinds), default=0)
+
+    @property
+    def waits_for_whole(self) -> bool:
+        """Whether the whole step around the latest call is still to be seen and planned."""
+        return self._latest is not None and self.training.waits_for(self._latest)
 
     @property
     def latest_shapes(self) -> str:
@@ -405,6 +415,8 @@ class Fitted:
             self._measure_batch(kind, args, kwargs)
         self._latest = kind
         self._kinds.keep(key, kind)
+        if not self._kinds.is_of_step(kind):
+            self.training.add(self, kind)
         if is_due:
             self.say(kind.accuracy)
         elif not is_same:
@@ -419,7 +431,7 @@ class Fitted:
         kind.num_calls += 1
         kind.last_call = time.monotonic()
         watch = self._step_watch()
-        watch.call_begins((id(kind), kind.step_plan.replans), kind.on_reading)
+        watch.call_begins((kind.number, kind.generation), kind.on_reading)
         self._is_busy = True
         try:
             if kind.num_calls == 1:
@@ -554,6 +566,7 @@ class Fitted:
         if self._watch is None:
             devices = [param.device for param in self._parameters()]
             self._watch = StepWatch(devices[0] if devices else torch.device("cpu"))
+            self.training.watch(self._watch)
             self._step_ends = StepEnds(self._watch, self._find_optimizers())
             self._hooks.callback(self._step_ends.close)
         if self._num_failed_backwards != guard.num_failed:
@@ -584,13 +597,19 @@ class Fitted:
             self._is_busy = guard.is_planning = False
 
     def compile(
-        self, step_plan: StepPlan, *, probe: Probe | None = None, witness: Witness | None = None
+        self,
+        step_plan: StepPlan,
+        *,
+        probe: Probe | None = None,
+        witness: Witness | None = None,
+        kind: int = -1,
     ) -> Callable[..., Any]:
         """What to call under a plan.
 
         Args:
             probe: See `PlannedCall`; only eager kernels can be interrupted by one.
             witness: The same.
+            kind: Number of the kind of call.
 
         Raises:
             TierSpaceError: There is no room for what the plan holds elsewhere.
@@ -608,6 +627,7 @@ class Fitted:
             rewrites=step_plan.options.rewrites,
             probe=probe,
             witness=witness,
+            kind=kind,
         )
 
     def compile_again(self, step_plan: StepPlan) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _MOST_PLANNED = 4
 _MOST_COMPILED = 16
 _MOST_OVERFLOWS = 3
+_AMPLE = 2
+"""A budget in bytes of so many times the call's plain peak is taken to have room for the loop."""
 
 Step = Callable[[], object]
 
@@ -153,14 +155,35 @@ class KindsOfCall:
         known = [kind.step_plan for kind in self]
         known += [self._plan_of_step] if self._plan_of_step is not None else []
         least_bytes = max((each.budget_bytes for each in known), default=0)
+        is_whole = self._keys_of_step is not None
         try:
-            return self._plan_within(step, self._options, least_bytes)
+            step_plan = self._plan_within(step, self._options, least_bytes)
         except InfeasibleError as error:
-            if not known or self._is_limit:
+            waits = not is_whole and (self._owner.training.defers or not self._is_limit)
+            if not waits and (self._is_limit or not known):
                 raise
-            self._owner.say(f"{_first_line(error)} For this kind of call the lowest plan is used")
+            if not waits:
+                why = _first_line(error)
+                self._owner.say(f"{why} For this kind of call the lowest plan is used")
+            return self._lowest(step, least_bytes)
+        if self._is_limit and not is_whole:
+            plain_bytes = step_plan.plain_peak_bytes
+            if step_plan.programs or _AMPLE * plain_bytes > step_plan.budget_bytes:
+                step_plan.use_lowest()  # until it is known what the loop takes
+        return step_plan
+
+    def _lowest(self, step: Step, least_bytes: int) -> StepPlan:
+        """The lowest plan, for a budget that the call alone does not keep."""
         options = replace(self._options, budget="lowest", activations=None, stash=None)
-        return self._plan_within(step, options, least_bytes)
+        step_plan = self._plan_within(step, options, least_bytes)
+        budget = self._options.chosen_budget
+        if budget is not None and budget.num_bytes is not None:
+            step_plan.budget, step_plan.budget_bytes = budget, budget.num_bytes
+        return step_plan
+
+    def is_of_step(self, kind: PlannedKind) -> bool:
+        """Whether it follows the plan of a step that was seen whole."""
+        return kind.step_plan is self._plan_of_step
 
     def _plan_within(self, step: Step, options: PlanOptions, least_bytes: int) -> StepPlan:
         planned: StepPlan = self._owner.plan_within(step, options, least_bytes)

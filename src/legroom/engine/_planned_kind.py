@@ -17,7 +17,7 @@ from legroom.engine._call_key import CallKey
 from legroom.engine._density import DensityWatch, density_watch
 from legroom.engine._run_report import RunReport
 from legroom.engine._step_plan import StepPlan
-from legroom.engine.graph import PlannedCall
+from legroom.engine.graph import PlannedCall, new_kind_number
 from legroom.errors import BudgetExceededError, InfeasibleError
 from legroom.meter import PeakReading
 from legroom.units import format_bytes
@@ -41,6 +41,9 @@ class PlannedKind:
         density_watch: What watches its first call; see Note [Density].
         num_calls: How often it was called.
         last_call: When it was called last, by a clock that only goes on.
+        number: Different from all others of this process.
+        generation: How many plans it has followed before this one.
+        is_forgotten: Whether it was let go.
     """
 
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
@@ -51,7 +54,10 @@ class PlannedKind:
         self.num_calls = 0
         self.last_call = time.monotonic()
         self._owner = weakref.proxy(owner)
-        self.call = owner.compile(step_plan)
+        self.generation = 0
+        self.is_forgotten = False
+        self.number = new_kind_number()
+        self.call = owner.compile(step_plan, kind=self.number)
         self.measured_peak_bytes: int | None = None
         self._num_readings = 0
         self.resident_peak_bytes: int | None = None
@@ -77,7 +83,8 @@ class PlannedKind:
         """The plan has changed: what was measured is of another one."""
         self.measured_peak_bytes = None
         self._num_readings = 0
-        self.is_checked = False
+        self.generation += 1
+        self.is_checked = self.step_plan.gradient_error is None
 
     def follow_plan(self, owner: Fitted) -> None:
         """The plan has changed: compile it, for every kind of call under it."""
@@ -91,11 +98,11 @@ class PlannedKind:
             TierSpaceError: There is no room for what the plan holds elsewhere.
         """
         self.is_stale = True
-        self._replace_call(owner.compile(self.step_plan))
+        self._replace_call(owner.compile(self.step_plan, kind=self.number))
         self.is_stale = False
 
     def _replace_call(self, call: Callable[..., Any]) -> None:
-        self.forget()
+        self._forget_call()
         self.call = call
 
     def watch_density(self, owner: Fitted) -> None:
@@ -103,7 +110,7 @@ class PlannedKind:
         self.density_watch = density_watch(self, self.step_plan.options)
         if self.density_watch is not None:
             witness = self.density_watch.witness
-            self._replace_call(owner.compile(self.step_plan, witness=witness))
+            self._replace_call(owner.compile(self.step_plan, witness=witness, kind=self.number))
 
     def end_density_watch(self) -> bool:
         """Look no more; whether the first call was watched, and showed tensors with many zeros."""
@@ -119,14 +126,27 @@ class PlannedKind:
         self.follow_plan(owner)
         return True
 
+    def take_densities(self) -> None:
+        """Let the planner know of zeros that the first call has shown, if it was watched."""
+        watch, self.density_watch = self.density_watch, None
+        if watch is not None and watch.end():
+            self.step_plan.note_densities(watch.found)
+
     def forget(self) -> None:
-        """Let go of what was compiled."""
+        """Let go of it: another kind takes its place, or the target is plain again."""
+        self.is_forgotten = True
+        self._forget_call()
+
+    def _forget_call(self) -> None:
         if isinstance(self.call, PlannedCall):
             self.call.forget()
 
     def on_reading(self, reading: PeakReading) -> None:
         """Compare a measured step with its prediction; see Note [Fitted calls], rule 4."""
         plan = self.step_plan
+        if self._owner.training.manages(self):
+            self._note_reading(reading)
+            return
         self._num_readings += 1
         if reading.resident_bytes is not None:
             self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
@@ -171,6 +191,23 @@ class PlannedKind:
             self._compile_plainer(too_much)
             return
         self._owner.compile_again(plan)
+
+    def _note_reading(self, reading: PeakReading) -> None:
+        """What was measured is judged with all other calls of the step; see Note [Training]."""
+        generation = self.generation
+        close_holes()
+        if reading.resident_bytes is not None:
+            self.resident_peak_bytes = max(self.resident_peak_bytes or 0, reading.resident_bytes)
+        if self.is_plain and self._num_readings:
+            self._owner.training.on_plain_step(self, reading)
+        self._num_readings += 1
+        if self._num_readings > 1 and generation == self.generation:
+            self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it runs as it is."""
+        return not isinstance(self.call, PlannedCall)
 
     def _compile_plainer(self, too_much: BudgetExceededError) -> None:
         """No other plan is left: only what the compiler itself takes can still be less."""

@@ -33,6 +33,7 @@ from legroom.engine._observer import FitObserver
 from legroom.engine._planning_time import PlanningTime
 from legroom.engine._run_report import RunReport
 from legroom.engine._watch import StepWatch
+from legroom.engine._whole_step import Training
 from legroom.engine.graph import Executor, choose_executor
 from legroom.errors import (
     LegroomError,
@@ -156,6 +157,8 @@ class FittedScript:
         self._on_step = on_step or (lambda: None)
         self._watch: StepWatch | None = None
         self._planning_time = PlanningTime()
+        # A limited process has no room for a step above the budget.
+        self._training = Training(options, defers=not limit, on_planned=self._whole_planned)
         self._last_news = 0
         self._promises: dict[str, _Promise] = {}
         self._own_error: Exception | None = None
@@ -199,12 +202,15 @@ class FittedScript:
         if self._watch is None:
             device = next(iter(module.parameters())).device
             self._watch = StepWatch(device)
+            self._training.watch(self._watch)
         return Fitted(
             module,
             self._options,
             self._executor,
             watch=self._watch,
             planning_time=self._planning_time,
+            training=self._training,
+            label=name,
             on_progress=self._on_progress,
             on_event=lambda text: self._on_event(RunEvent("note", text=f"{name}: {text}")),
             observer=_Planning(self, name),
@@ -231,19 +237,27 @@ class FittedScript:
         with self._guarded(), self.finder.paused():
             if self._limit is not None:
                 self._limit.make_room(fitted)
-            report = replace(fitted.report(), model=name)
             known = self._promises.get(name)
-            if known is None:
-                self._on_event(RunEvent("planned", report))
-            else:
+            if known is not None:
                 text = f"{name}: planned for calls with {fitted.latest_shapes} as well"
                 self._on_event(RunEvent("note", text=text))
-            if known is None or fitted.plain_peak_bytes > known.plain_peak_bytes:
-                self._promises[name] = _Promise(
-                    self._num_steps, report.replans, fitted.plain_peak_bytes
-                )
-            if self._limit is not None:
-                self._limit.apply(report.budget_bytes)
+            if not fitted.waits_for_whole:
+                self._promise(fitted, known)
+
+    def _whole_planned(self, fitted: Fitted) -> None:
+        """The whole step that a model is called in was planned."""
+        self._promise(fitted, self._promises.get(fitted.label))
+
+    def _promise(self, fitted: Fitted, known: _Promise | None) -> None:
+        report = replace(fitted.report(), model=fitted.label)
+        if known is None:
+            self._on_event(RunEvent("planned", report))
+        if known is None or fitted.plain_peak_bytes > known.plain_peak_bytes:
+            self._promises[fitted.label] = _Promise(
+                self._num_steps, report.replans, fitted.plain_peak_bytes
+            )
+        if self._limit is not None:
+            self._limit.apply(report.budget_bytes)
 
     # Steps ---------------------------------------------------------------------------------------
 

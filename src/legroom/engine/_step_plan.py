@@ -65,6 +65,8 @@ class StepPlan:
         outside_bytes: The most that was measured beyond the prediction.
         gradient_error: How far a lossy plan's gradients are off, relatively; None if not measured.
         called: The calls that the step makes, where it is a whole one.
+        whole_plain_bytes: Peak of the whole step as eager PyTorch runs it, once that was planned:
+            then `plan` and `budget_bytes` are the whole step's; see Note [Training].
     """
 
     capture: Capture
@@ -85,10 +87,13 @@ class StepPlan:
     not_planned: list[tuple[str, str]] = field(default_factory=list)
     gradient_error: float | None = None
     called: frozenset[CallKey] = frozenset()
+    whole_plain_bytes: int | None = None
 
     @property
     def plain_peak_bytes(self) -> int:
         """The plain step's peak, with what was measured outside the made-up step."""
+        if self.whole_plain_bytes is not None:
+            return self.whole_plain_bytes
         return self.planner.plain.peak_bytes + self.outside_bytes
 
     @property
@@ -107,7 +112,7 @@ class StepPlan:
         That is one which runs as it is, or is compiled where nothing can be saved.
         """
         saves = self.plan.predicted_peak_bytes < self.planner.plain.peak_bytes
-        return 0 if saves else _slack_within(self.budget_bytes)
+        return 0 if saves else slack_within(self.budget_bytes)
 
     @property
     def enough_bytes(self) -> int:
@@ -116,7 +121,7 @@ class StepPlan:
         And a quarter of that: under another plan it may be a little more.
         """
         floor_bytes = self.planner.floor_bytes
-        return floor_bytes + self.outside_bytes * 5 // 4 + _room_above(floor_bytes)
+        return floor_bytes + self.outside_bytes * 5 // 4 + room_above(floor_bytes)
 
     def note_outside(self, excess_bytes: int) -> None:
         """So much more was measured than predicted: a share is now of a larger peak."""
@@ -133,7 +138,7 @@ class StepPlan:
         """
         started = time.perf_counter()
         planner, _ = planner_of(self.capture, options)
-        self.plan, self.programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
+        self.plan, self.programs = plan_within(planner, self.budget_bytes - self.reserved_bytes)
         self.planner = planner
         self.planning_s += time.perf_counter() - started
 
@@ -142,7 +147,7 @@ class StepPlan:
         other = replace(self, not_planned=[], gradient_error=None)
         other.planner, _ = planner_of(self.capture, options)
         other.budget_bytes = max(self.budget_bytes, other.planner.floor_bytes)
-        other.plan, other.programs = _plan_within(other.planner, other.budget_bytes)
+        other.plan, other.programs = plan_within(other.planner, other.budget_bytes)
         return other
 
     def use_densities(
@@ -153,7 +158,7 @@ class StepPlan:
         capture = replace(self.capture, planned=self.capture.planned.with_densities(densities))
         planner, _ = planner_of(capture, options)
         try:
-            plan, programs = _plan_within(planner, self.budget_bytes - self.reserved_bytes)
+            plan, programs = plan_within(planner, self.budget_bytes - self.reserved_bytes)
         except InfeasibleError:  # this search found less than the first; that plan still fits
             return False
         finally:
@@ -162,6 +167,37 @@ class StepPlan:
             return False
         self.capture, self.planner, self.plan, self.programs = capture, planner, plan, programs
         return True
+
+    def note_densities(self, densities: Mapping[Place, float]) -> None:
+        """From now on it is known how many elements are zero; the plan stays as it is."""
+        capture = replace(self.capture, planned=self.capture.planned.with_densities(densities))
+        self.planner, _ = planner_of(capture, self.options)
+        self.capture = capture
+
+    def use_lowest(self) -> None:
+        """Take as little as possible, until it is known what the loop takes."""
+        started = time.perf_counter()
+        floor_bytes = self.planner.floor_bytes
+        aim_bytes = floor_bytes + room_above(floor_bytes)
+        if aim_bytes < self.plan.predicted_peak_bytes:
+            self.plan, self.programs = plan_within(self.planner, aim_bytes)
+        self.planning_s += time.perf_counter() - started
+
+    def follow_whole(
+        self,
+        plan: Plan,
+        programs: dict[int, PieceProgram],
+        *,
+        budget_bytes: int,
+        plain_bytes: int,
+        seconds: float,
+    ) -> bool:
+        """Carry out this call's part of a plan of the whole step; whether that is another."""
+        is_other = programs != self.programs
+        self.plan, self.programs = plan, programs
+        self.budget_bytes, self.whole_plain_bytes = budget_bytes, plain_bytes
+        self.planning_s += seconds
+        return is_other
 
     def allocate(self, sensitivity: Mapping[Place, float]) -> bool:
         """Put bits where gradients depend on them; whether that changes the plan."""
@@ -205,7 +241,7 @@ class StepPlan:
         left_bytes = self.budget_bytes - reserved_bytes
         self.planner.allowance.renew()
         try:
-            self.plan, self.programs = _plan_within(self.planner, left_bytes)
+            self.plan, self.programs = plan_within(self.planner, left_bytes)
         except InfeasibleError as error:
             self._turn_elsewhere(left_bytes, error)
         self.reserved_bytes = reserved_bytes
@@ -231,7 +267,7 @@ class StepPlan:
 
     def _turn_to(self, capture: Capture, options: PlanOptions, budget_bytes: int) -> None:
         planner, notes = planner_of(capture, options)
-        self.plan, self.programs = _plan_within(planner, budget_bytes)
+        self.plan, self.programs = plan_within(planner, budget_bytes)
         self.capture, self.options, self.planner, self.notes = capture, options, planner, notes
         self.not_planned = _not_planned(planner)
 
@@ -298,7 +334,7 @@ def _plan_capture(
     budget = options.chosen_budget
     assert budget is not None, "bug in legroom: fitting without a budget"
     budget_bytes = _bytes_of(budget, planner, 0, least_bytes)
-    plan, programs = _plan_within(planner, budget_bytes)
+    plan, programs = plan_within(planner, budget_bytes)
     return StepPlan(
         capture=capture,
         options=options,
@@ -318,12 +354,12 @@ def _not_planned(planner: Planner) -> list[tuple[str, str]]:
     return [(each.what, each.why) for each in planner.graph.not_captured]
 
 
-def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, PieceProgram]]:
+def plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, PieceProgram]]:
     """The plan for a budget, with a little of it kept free where there is a plan that does so.
 
     Not where the step fits as it is: nothing of ours is alive then.
     """
-    slack_bytes = _slack_within(budget_bytes)
+    slack_bytes = slack_within(budget_bytes)
     programs = planner.programs(budget_bytes) if planner.fits_as_it_is(budget_bytes) else None
     if programs == {}:
         return planner.plan(budget_bytes), programs
@@ -335,14 +371,16 @@ def _plan_within(planner: Planner, budget_bytes: int) -> tuple[Plan, dict[int, P
     try:
         return planner.plan(budget_bytes), planner.programs(budget_bytes)
     except InfeasibleBudgetError as error:
-        raise error.with_room(_room_above(error.floor_bytes)) from None
+        raise error.with_room(room_above(error.floor_bytes)) from None
 
 
-def _slack_within(budget_bytes: int) -> int:
+def slack_within(budget_bytes: int) -> int:
+    """What of a budget is kept free; see `plan_within`."""
     return min(_SLACK_BYTES, budget_bytes // _SLACK_SHARE)
 
 
-def _room_above(floor_bytes: int) -> int:
+def room_above(floor_bytes: int) -> int:
+    """What a budget should have above a floor."""
     return max(_SLACK_BYTES, floor_bytes // _SLACK_SHARE)
 
 
@@ -352,7 +390,7 @@ def _bytes_of(budget: Budget, planner: Planner, outside_bytes: int, least_bytes:
         return budget.num_bytes
     if budget.is_lowest or budget.is_free:
         inside = planner.bytes_of(budget)
-        return max(inside + _room_above(inside) + outside_bytes, least_bytes)
+        return max(inside + room_above(inside) + outside_bytes, least_bytes)
     plain = planner.plain
     wanted = budget.resolve(plain.peak_bytes + outside_bytes, plain.staying_bytes)
     return max(wanted, least_bytes)

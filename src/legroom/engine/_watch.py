@@ -11,14 +11,14 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from legroom.capture import is_in_backward
-from legroom.engine.graph import guard
+from legroom.engine.graph import guard, notebook
 from legroom.meter import PeakGauge, PeakReading
 
 _MEASURED_STEPS = 3
@@ -33,28 +33,47 @@ class StepWatch:
     Attributes:
         step_ms: How long the latest steps took that were not measured.
         num_steps: Steps that have ended.
+        on_opening: Is told who begins a measured step, and how large what is alive then is.
+        on_step: Is told of each measured step before those who asked for it are.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.step_ms: list[float] = []
         self.num_steps = 0
+        self.on_step: OnReading | None = None
+        self.on_opening: Callable[[Hashable, Sequence[int]], None] | None = None
         self._device = device
         self._gauge: PeakGauge | None = None
         self._waiting: dict[Hashable, OnReading] = {}
         self._counts: dict[Hashable, int] = {}
         self._last_s: float | None = None
-        self._is_closed = False
+        self._is_closed = self._has_begun = self._is_wanted = False
 
     def call_begins(self, identity: Hashable, on_reading: OnReading) -> None:
-        """A planned call begins; it is measured if its plan is new."""
-        if self._counts.get(identity, 0) >= _MEASURED_STEPS:
+        """A planned call begins; it is measured if its plan is new.
+
+        A step is measured from its first planned call on, or not at all: what is alive in its
+        middle says little about when it began.
+        """
+        is_first, self._has_begun = not self._has_begun, True
+        is_new = self._counts.get(identity, 0) < _MEASURED_STEPS
+        if is_new:
+            self._waiting[identity] = on_reading
+        if self._gauge is not None or self._is_closed or not (is_new or self._is_wanted):
             return
-        self._waiting[identity] = on_reading
-        if self._gauge is None and not self._is_closed:
-            gc.collect()  # what compiling has left behind is no part of the step
-            gauge = PeakGauge(self._device)
-            if gauge.start():
-                self._gauge = gauge
+        self._is_wanted = not is_first
+        if is_first:
+            self._start(identity)
+
+    def _start(self, identity: Hashable) -> None:
+        gc.collect()  # what compiling has left behind is no part of the step
+        gauge = PeakGauge(self._device)
+        if not gauge.start():
+            return
+        self._gauge = gauge
+        notebook.begin()
+        if self.on_opening is not None:
+            self.on_opening(identity, gauge.opening_sizes)
 
     def step_ends(self) -> None:
         """A step has ended: tell what was measured."""
@@ -62,6 +81,9 @@ class StepWatch:
         self.num_steps += 1
         gauge, self._gauge = self._gauge, None
         was_closed, self._is_closed = self._is_closed, False
+        self._has_begun = False
+        if gauge is None:
+            self._waiting.clear()
         if was_closed:
             self._last_s = None
             return
@@ -71,10 +93,12 @@ class StepWatch:
             self._last_s = now_s
             return
         self._last_s = None
-        reading = gauge.stop()
+        reading = gauge.stop(notebook.end(), is_first=self.num_steps == 1)
         waiting, self._waiting = self._waiting, {}
         if reading is None:
             return
+        if self.on_step is not None:
+            self.on_step(reading)
         for identity, on_reading in waiting.items():
             self._counts[identity] = self._counts.get(identity, 0) + 1
             on_reading(reading)
@@ -88,6 +112,7 @@ class StepWatch:
         gauge, self._gauge = self._gauge, None
         if gauge is not None:
             self._is_closed = True
+            notebook.end()
             with contextlib.suppress(RuntimeError):
                 gauge.stop()
         self._waiting.clear()

@@ -15,6 +15,7 @@ from legroom.meter._devices import (
     parse_device,
     roofline_ms,
 )
+from legroom.meter._observe import Port, RunNote
 from legroom.meter._operation_times import OperationTimes
 from legroom.meter._peak import PeakGauge, PeakReading
 from legroom.meter._profile import (
@@ -31,6 +32,7 @@ from legroom.meter._profile import (
     TensorUse,
 )
 from legroom.meter._recorder import Recorder
+from legroom.meter._scopes import Tag, open_scope
 from legroom.meter._scripted import ScriptProfile, profile_script
 from legroom.meter._session import ProfilingSession, SessionOptions
 from legroom.meter._tier_speed import TierSpeed, tier_speed
@@ -53,18 +55,22 @@ __all__ = [
     "PeakReading",
     "Phase",
     "PhaseSpan",
+    "Port",
     "Profile",
     "ProfilingSession",
     "Recorder",
+    "RunNote",
     "ScriptProfile",
     "SessionOptions",
     "Surroundings",
+    "Tag",
     "TensorUse",
     "TierSpeed",
     "build_profile",
     "device_names",
     "modelled_host_speed",
     "modelled_times",
+    "open_scope",
     "parse_device",
     "profile",
     "profile_script",

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from legroom.capture import scan_heap
+from legroom.capture import ObservedStep, scan_heap
 from legroom.meter._events import read_events
 from legroom.meter._ledger import build_ledger
+from legroom.meter._observe import RunNote, observe
 from legroom.meter._opening import OpeningBalance, take_opening_balance
 from legroom.meter._profiler import profiler_is_running, start_profiler, stop_profiler
 from legroom.meter._recorder import Recording
@@ -53,11 +55,13 @@ class PeakReading:
         resident_bytes: How far the process grew at its highest, over what it held when the stretch
             began; a few megabytes of it are the events recorded. None where the system does not
             tell.
+        observed: What happened in it between runs of pieces, where those were noted.
     """
 
     peak_bytes: int
     opening_bytes: int
     resident_bytes: int | None
+    observed: ObservedStep | None = None
 
 
 @final
@@ -108,8 +112,17 @@ class PeakGauge:
             raise
         return True
 
-    def stop(self) -> PeakReading | None:
+    @property
+    def opening_sizes(self) -> tuple[int, ...]:
+        """Bytes of each storage that was alive when it was started; of a CPU only."""
+        return tuple(each.num_bytes for each in self._opening.storages)
+
+    def stop(self, notes: Sequence[RunNote] = (), *, is_first: bool = False) -> PeakReading | None:
         """End, and say what was measured; None if it was not started.
+
+        Args:
+            notes: Of runs of pieces in it, by the numbers of their scopes.
+            is_first: Whether it was the first step; see `ObservedStep`.
 
         None as well if somebody switched another profiler on in between, which took the events. On
         another thread than the one that started, None, and the measurement goes on. Cost: some
@@ -123,7 +136,7 @@ class PeakGauge:
         if profiler is None:
             peak_bytes = torch.cuda.max_memory_allocated(self._device)
             return PeakReading(peak_bytes, self._opening_bytes, grown_bytes)
-        return _read(profiler, opening, self._device, grown_bytes)
+        return _read(profiler, opening, self._device, grown_bytes, notes, is_first)
 
     def _start_recording(self) -> None:
         # See Note [Peak gauge], rule 2.
@@ -163,12 +176,15 @@ def _read(
     opening: OpeningBalance,
     device: torch.device,
     grown_bytes: int | None,
+    notes: Sequence[RunNote],
+    is_first: bool,
 ) -> PeakReading | None:
     """The peak between the two marks. See Note [Peak gauge], rule 1."""
+    stream = read_events(profiler, device)
     ledger = build_ledger(
         Recording(
             device=device,
-            stream=read_events(profiler, device),
+            stream=stream,
             sites=(),
             opening=opening,
             snapshots=(),
@@ -182,4 +198,5 @@ def _read(
     if len(ledger.boundaries_ns) != 2:
         return None
     moments = [moment.total_bytes for moment in balances(ledger, *ledger.boundaries_ns)]
-    return PeakReading(max(moments), moments[0], grown_bytes)
+    observed = observe(ledger, stream, notes, is_first=is_first) if notes else None
+    return PeakReading(max(moments), moments[0], grown_bytes, observed)

@@ -27,6 +27,7 @@ class Tag(enum.Enum):
     LOSS = "loss"  # a call to a loss function, number = site
     SNAPSHOT = "snapshot"  # a moment at which legroom looked; what it saw is kept under the number
     FREED = "freed"  # a storage from before the recording died
+    PIECE = "piece"  # a run of a planned piece; what it was is kept under the number
     BOUNDARY = "boundary"  # a training step ended
     OVERHEAD = "overhead"  # legroom's own work
 

@@ -30,10 +30,18 @@ from legroom.plan._report import OnProgress, build_report, planner_of, with_time
 from legroom.plan._reserve import Form, Judge, forms_of, plan_with_reserve
 from legroom.plan._scripted import plan_script
 from legroom.plan._sweep import find_largest, largest_that_fits
+from legroom.plan._whole_step import (
+    CapturedKind,
+    UnknownRunError,
+    WholeStep,
+    compose,
+    simulate_choice,
+)
 
 __all__ = [
     "Adjustable",
     "Budget",
+    "CapturedKind",
     "Decision",
     "Form",
     "FrontierPoint",
@@ -51,9 +59,12 @@ __all__ = [
     "Problem",
     "SweepPoint",
     "Transfer",
+    "UnknownRunError",
+    "WholeStep",
     "allowed_ways",
     "build_report",
     "choose_ways",
+    "compose",
     "faults_of",
     "faults_of_ways",
     "find_largest",
@@ -66,6 +77,7 @@ __all__ = [
     "plan_with_reserve",
     "planner_of",
     "report_faults",
+    "simulate_choice",
     "simulate_plain",
     "stage_of",
     "with_times",

@@ -142,6 +142,11 @@ class Contest:
         """The problem in the captured order."""
         return self._orders[0].real.problem
 
+    def problem_in(self, name: str) -> Problem:
+        """The problem in the order of that name; in the captured one if there is none."""
+        found = (order.real.problem for order in self._orders if order.name == name)
+        return next(found, self.problem)
+
     # -- presets -------------------------------------------------------------------------------
 
     def _try_presets(self) -> tuple[PresetPoint, ...]:

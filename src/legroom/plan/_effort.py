@@ -74,6 +74,10 @@ class Allowance:
         """The moment at which that share of what is left will have passed."""
         return time.monotonic() + share * self.seconds_left
 
+    def again(self) -> Allowance:
+        """As much once more, for something else."""
+        return Allowance(self._seconds)
+
     def renew(self) -> None:
         """Begin again: something else is asked for."""
         self._spent_s = 0.0

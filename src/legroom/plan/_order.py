@@ -18,8 +18,8 @@ from legroom.capture import Graph, OperationInfo, Phase
 def reordered(graph: Graph) -> Graph | None:
     """The graph with backward in an order that is meant to keep less alive; None if the same."""
     order: list[int] = []
-    for (phase, piece), run in itertools.groupby(
-        graph.operations, key=lambda op: (op.phase, op.piece)
+    for (phase, piece, _), run in itertools.groupby(
+        graph.operations, key=lambda op: (op.phase, op.piece, op.call)
     ):
         stretch = list(run)
         if phase is Phase.BACKWARD and piece >= 0:

@@ -159,6 +159,7 @@ class Planner:
         self._is_compiled = is_compiled
         self._on_progress = on_progress or (lambda stage, done, total: None)
         self._techniques = (*ways, *variants, *rewrites)
+        self._rewrites, self._stash = rewrites, stash
         self.rewrite_ms, self.as_written_ms = rewrite_ms, as_written_ms
         self.allowance = allowance or Allowance(_USUAL_SECONDS)
         self._setting = Setting(
@@ -178,6 +179,37 @@ class Planner:
         self._sensitivity: dict[Place, float] = {}
         self._allocated: dict[tuple[Choice, int], Entry] = {}
         self._has_floor = False
+
+    def over(self, plain: Graph, planned: Graph, beside: Sequence[Planner] = ()) -> Planner:
+        """A planner of another graph, with all that is known of ways here.
+
+        Args:
+            plain: The step as eager PyTorch runs it.
+            planned: What is to be planned.
+            beside: Planners of further parts of it, of which the same is known.
+        """
+        setting, parts = self._setting, (self, *beside)
+        return Planner(
+            plain,
+            planned,
+            ways=setting.ways,
+            variants=setting.variants,
+            rewrites=self._rewrites,
+            costs={k: v for each in parts for k, v in (each._setting.costs or {}).items()},
+            speeds=setting.speeds,
+            rewrite_ms=sum(each.rewrite_ms for each in parts),
+            exactness=self._exactness,
+            preset=setting.preset,
+            stash=self._stash,
+            is_described=self._is_described,
+            is_compiled=self._is_compiled,
+            allowance=setting.allowance.again(),
+            on_progress=self._on_progress,
+        )
+
+    def problem_in(self, order: str) -> Problem:
+        """The problem in the order of a plan; in the captured one if there is no such order."""
+        return self._contest.problem_in(order)
 
     @property
     def problem(self) -> Problem:

@@ -312,7 +312,7 @@ def test_a_sequential_that_is_compiled_afterwards_is_planned_all_the_same():
     def trained(*, is_fitted):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
-        handle = legroom.fit(model, budget="floor") if is_fitted else None
+        handle = legroom.fit(model, budget="lowest") if is_fitted else None
         compiled = torch.compile(model, backend="eager")
         optimizer = sgd(model)
         for _ in range(3):

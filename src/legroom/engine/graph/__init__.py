@@ -8,6 +8,7 @@ from legroom.engine.graph._executors import (
 )
 from legroom.engine.graph._gradients import guard, is_distributed
 from legroom.engine.graph._planned_call import PlannedCall, Probe, Witness
+from legroom.engine.graph._run_notes import new_kind_number, notebook
 
 __all__ = [
     "Eager",
@@ -19,4 +20,6 @@ __all__ = [
     "executors_without",
     "guard",
     "is_distributed",
+    "new_kind_number",
+    "notebook",
 ]

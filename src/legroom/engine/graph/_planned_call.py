@@ -28,6 +28,7 @@ from legroom.capture import (
 )
 from legroom.engine.graph._executors import Executor
 from legroom.engine.graph._gradients import Delivery, refusing
+from legroom.engine.graph._run_notes import PieceIdentity, notebook
 from legroom.engine.graph._split import PieceProbe, PieceWitness, split
 from legroom.plan import Instruction, PieceProgram, Place
 
@@ -55,6 +56,7 @@ class PlannedCall:
         probe: Is called with the place of each tensor that is decoded (its piece, node, and place
             among what that writes) and the tensor, and says what to use instead.
         witness: Is shown what forward makes.
+        kind: Number of the kind of call, for whoever measures.
 
     Attributes:
         unplanned: Graphs that the plan did not know, and why: they keep everything.
@@ -72,7 +74,9 @@ class PlannedCall:
         rewrites: tuple[Rewrite, ...] = (),
         probe: Probe | None = None,
         witness: Witness | None = None,
+        kind: int = -1,
     ) -> None:
+        self.kind = kind
         self.unplanned: list[str] = []
         self.num_pieces = 0
         self._sources = {source.key: source for source in sources}
@@ -88,6 +92,7 @@ class PlannedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call."""
+        notebook.call_begins()
         with dynamo_settings(), fake_rules(), rnn_operations(self._exactness):
             return self._compiled(*args, **kwargs)
 
@@ -97,19 +102,24 @@ class PlannedCall:
             return graph
         unused = source.unused_outputs if source is not None else frozenset()
         delivery, num_unplanned = Delivery(), len(self.unplanned)
+        identity = PieceIdentity(self.kind)
+
+        def make_backward(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+            return notebook.backward(identity, self._executor.compile(graph, inputs))
+
         rewritten, _, _ = prepared(graph, detached=unused, rewrites=self._rewrites)
         piece = trace_joint(
             rewritten,
             tuple(inputs),
-            partition=functools.partial(self._partition, delivery, len(inputs)),
+            partition=functools.partial(self._partition, identity, delivery, len(inputs)),
             make_forward=self._executor.compile,
-            make_backward=self._executor.compile,
+            make_backward=make_backward,
             make_inference=self._executor.compile,
         )
         if len(self.unplanned) > num_unplanned:
             # As eager: a joint graph gives zeros to outputs that get no gradient, and adds them up.
             return graph
-        made = _Piece(piece, delivery, unused)
+        made = _Piece(piece, identity, delivery, unused)
         self._pieces.append(made)
         return made.run
 
@@ -123,6 +133,7 @@ class PlannedCall:
 
     def _partition(
         self,
+        identity: PieceIdentity,
         delivery: Delivery,
         num_inputs: int,
         joint: fx.GraphModule,
@@ -142,6 +153,7 @@ class PlannedCall:
         # With inputs that alias, AOTAutograd counts them otherwise: nothing is delivered.
         is_counted = num_inputs == len(code.primals) and self._executor.can_deliver
         piece = source.piece if source is not None else -1
+        identity.learn(code, piece)
         return split(
             joint,
             code,
@@ -186,16 +198,21 @@ class _Piece:
     """One graph of TorchDynamo's, as planned."""
 
     def __init__(
-        self, call: Callable[..., Any], delivery: Delivery, unused: frozenset[int]
+        self,
+        call: Callable[..., Any],
+        identity: PieceIdentity,
+        delivery: Delivery,
+        unused: frozenset[int],
     ) -> None:
         self._call = call
+        self._identity = identity
         self._delivery = delivery
         self._unused = unused
 
     def run(self, *args: Any) -> Any:
         """Run forward; backward is autograd's to call."""
         self._delivery.note_inputs(args)
-        return refusing(self._call(*args), self._unused)
+        return refusing(notebook.forward(self._identity, self._call, args), self._unused)
 
     def forget(self) -> None:
         """Let go of what was compiled."""
