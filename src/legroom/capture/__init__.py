@@ -62,7 +62,14 @@ from legroom.capture._signature import (
     tensors_of,
     without_sizes,
 )
-from legroom.capture._sites import Site, SiteTable, is_model_code, is_user_code, short_name
+from legroom.capture._sites import (
+    Site,
+    SiteTable,
+    is_model_code,
+    is_user_code,
+    line_of_caller,
+    short_name,
+)
 from legroom.capture._step_capture import (
     Capture,
     CapturedForm,
@@ -145,6 +152,7 @@ __all__ = [
     "kept_out_of_the_script",
     "kernel_compiler",
     "leave_no_effects",
+    "line_of_caller",
     "lstm_workspace_read",
     "make_state",
     "nested_tensors",

@@ -110,6 +110,14 @@ def line_of(file: str, number: int) -> str:
     return f"{short_name(file)}:{number}"
 
 
+def line_of_caller() -> str:
+    """The innermost line of the user's own project that is running; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else line_of(frame.f_code.co_filename, frame.f_lineno)
+
+
 def short_name(file: str) -> str:
     """The file as people name it: within the project, or within its installed package."""
     for marker in ("site-packages", "dist-packages"):

@@ -66,6 +66,12 @@ class Adopted:
         fitted = self._fitted()
         return None if fitted is None else fitted.plan
 
+    @property
+    def why_plain(self) -> tuple[str, ...]:
+        """Why calls of it run as they are, where some do."""
+        fitted = self._fitted()
+        return () if fitted is None else tuple(why for _, why in fitted.left_plain)
+
     def let_go(self) -> None:
         """See Note [Adoption], rule 5."""
         self._last_report = self.report

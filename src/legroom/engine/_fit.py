@@ -468,7 +468,7 @@ class Fitted:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            self._plain_calls.leave(key, reason_of(error))
+            self._plain_calls.leave(key, reason_of(error, (args, kwargs)))
             return None
 
     def _first_call(
@@ -488,7 +488,7 @@ class Fitted:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            why = reason_of(error)
+            why = reason_of(error, (args, kwargs))
         put_back()
         self._step_watch().close()
         self._kinds.drop(key)

@@ -10,6 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, final
 
+import torch
+from torch.utils import _pytree as pytree
+
+from legroom.capture import line_of_caller
 from legroom.engine._call_key import CallKey
 from legroom.errors import CopyFailedError, LegroomError, NothingCapturedError, UnplannableError
 
@@ -71,7 +75,9 @@ class PlainCalls:
         self._counts[why] += 1
         if why not in self._said:
             self._said.add(why)
-            self._say(f"calls with {key.in_words} run as they are, without a plan: {why}")
+            where = line_of_caller()
+            at = f" (as at {where})" if where else ""
+            self._say(f"calls with {key.in_words}{at} run as they are, without a plan: {why}")
         return output
 
     def reasons(self) -> tuple[tuple[str, str], ...]:
@@ -82,8 +88,18 @@ class PlainCalls:
         )
 
 
-def reason_of(error: BaseException) -> str:
-    """Why something could not be planned, in one line."""
+def reason_of(error: BaseException, arguments: object = ()) -> str:
+    """Why something could not be planned, in one line.
+
+    Args:
+        arguments: What it was called with: a sparse tensor among them is reason enough.
+    """
+    for leaf in pytree.tree_leaves(arguments):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            layout = str(leaf.layout).removeprefix("torch.")
+            return (
+                f"a sparse tensor ({layout}) is among the arguments, and those cannot be captured"
+            )
     if isinstance(error, NothingCapturedError) and error.reasons:
         return _first_line(error.reasons[0])
     if isinstance(error, CopyFailedError):

@@ -337,8 +337,9 @@ class FittedScript:
         return replace(largest, models=tuple(reports)) if len(reports) > 1 else largest
 
     def _why_nothing(self) -> tuple[str, ...]:
-        left = tuple(f"{name}: {why}" for name, why in self.adoption.left)
-        return left or (
+        left = [f"{name}: {why}" for name, why in self.adoption.left]
+        left += [f"{each.name}: {why}" for each in self.adoption.adopted for why in each.why_plain]
+        return tuple(left) or (
             "its training calls no module that has parameters, or inside torch.compile",
         )
 
@@ -377,8 +378,8 @@ class FittedScript:
         Raises:
             UnplannableError: The user wants to know at once.
         """
-        if self._has_said_nothing:
-            return
+        if self._has_said_nothing or any(each.why_plain for each in self.adoption.adopted):
+            return  # said already
         self._has_said_nothing = True
         name = self._script.target
         if not self.finder.num_backwards:
