@@ -33,6 +33,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from legroom import tiers
 from legroom.capture import (
@@ -201,6 +202,9 @@ _PLAIN_PLACES: dict[str, Callable[[], bool]] = {
 """Where calls are not planned, and how to tell; see Note [Fitted calls], rule 3."""
 
 
+_TWICE = "calls whose gradients may be differentiated again (create_graph=True)"
+
+
 @final
 class Fitted:
     """The handle that `fit` returns: what was planned, what was measured, and the way back.
@@ -339,6 +343,10 @@ class Fitted:
                 self._left_plain[why_plain] += 1
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
+        if self._kinds.may_be_twice(key, pytree.tree_leaves((args, kwargs))):
+            self._left_plain[_TWICE] += 1
+            self._step_watch()  # which finds where steps end
+            return self._plain(*args, **kwargs)
         kind = self._kinds.find(key)
         if kind is not None and kind.is_stale:
             self.compile_again(kind.step_plan)

@@ -11,7 +11,10 @@ the budget is decided here too. See Note [Kinds of call].
 # 2. A model that runs other operations than were planned (a hook was added, an attribute changed)
 #    runs them as they are once, and is planned again at its next call; so is one whose tensors have
 #    more elements that are not zero than they had. A few times, then it is left so.
-# 3. Kinds of call that come later have as much as those before them: a share is of the largest step
+# 3. A call with an input that is a leaf and wants a gradient may be one whose gradients are
+#    differentiated again, as for a penalty on them, which no plan can. The first such call runs as
+#    it is; if `create_graph=True` was asked for until the next, they always do.
+# 4. Kinds of call that come later have as much as those before them: a share is of the largest step
 #    so far, not of a last batch that is smaller. By then there is training to lose. So where no
 #    plan fits a share, or more is measured, that is said, and the lowest plan is used. A budget in
 #    bytes is a limit: the call is refused, and the next one goes on.
@@ -20,14 +23,17 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
+
+import torch
 
 from legroom.engine._call_key import CallKey
 from legroom.engine._density import uses_sparse
 from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
 from legroom.engine._step_plan import StepPlan
+from legroom.engine.graph import guard
 from legroom.errors import InfeasibleError, LegroomError
 from legroom.plan import PlanOptions
 from legroom.ways import take_overflows
@@ -60,6 +66,8 @@ class KindsOfCall:
         self._keys_of_step: set[CallKey] | None = None
         self._num_strays: Counter[CallKey] = Counter()
         self._num_overflows: Counter[CallKey | None] = Counter()
+        self._num_twice_before: dict[CallKey, int] = {}
+        self._differentiated_twice: set[CallKey] = set()
 
     def __iter__(self) -> Iterator[PlannedKind]:
         return iter(self._kinds.values())
@@ -70,6 +78,22 @@ class KindsOfCall:
     def find(self, key: CallKey) -> PlannedKind | None:
         """The kind that calls with this key are of; None if it is new, or to be planned anew."""
         return self._kinds.get(key)
+
+    def may_be_twice(self, key: CallKey, leaves: Iterable[Any]) -> bool:
+        """Whether a call runs as it is, because of rule 3 of Note [Kinds of call]."""
+        if key in self._kinds or key in self._differentiated_twice:
+            return key in self._differentiated_twice
+        if key in self._num_twice_before:
+            if guard.num_twice > self._num_twice_before[key]:
+                self._differentiated_twice.add(key)
+            return key in self._differentiated_twice
+        is_wanted = any(
+            isinstance(leaf, torch.Tensor) and leaf.is_leaf and leaf.requires_grad
+            for leaf in leaves
+        )
+        if is_wanted:
+            self._num_twice_before[key] = guard.num_twice
+        return is_wanted
 
     def keep(self, key: CallKey, kind: PlannedKind) -> None:
         """Calls with this key are of this kind from now on."""
@@ -121,7 +145,7 @@ class KindsOfCall:
         return PlannedKind(owner, self._plan(make_step()), key)
 
     def _plan(self, step: Step) -> StepPlan:
-        """See Note [Kinds of call], rule 3."""
+        """See Note [Kinds of call], rule 4."""
         known = [kind.step_plan for kind in self]
         known += [self._plan_of_step] if self._plan_of_step is not None else []
         least_bytes = max((each.budget_bytes for each in known), default=0)
@@ -168,7 +192,7 @@ class KindsOfCall:
     # What a kind is refused or planned anew for --------------------------------------------------
 
     def refuse(self, kind: PlannedKind, error: LegroomError) -> None:
-        """A kind cannot be kept within the budget; see Note [Kinds of call], rule 3.
+        """A kind cannot be kept within the budget; see Note [Kinds of call], rule 4.
 
         Raises:
             LegroomError: The budget is a limit, or training has just begun.

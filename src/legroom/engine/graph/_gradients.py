@@ -50,12 +50,13 @@ class BackwardGuard:
         accepting: Leaves whose gradients may be delivered in the call that is running, by identity.
         num_backwards: Calls into the engine that went through planned pieces.
         num_failed: Calls into the engine that ended with an exception.
+        num_twice: Calls into the engine with `create_graph=True`.
         is_planning: Whether some target is being planned: calls of the others are part of that.
     """
 
     def __init__(self) -> None:
         self.accepting: frozenset[int] = frozenset()
-        self.num_backwards = self.num_failed = 0
+        self.num_backwards = self.num_failed = self.num_twice = 0
         self.is_planning = False
         self._num_users = 0
         self._put_aside: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -113,6 +114,7 @@ class BackwardGuard:
         """Refuse what cannot be right; say for which leaves gradients may be delivered."""
         edges: Counter[Any] = Counter()
         has_pieces = False
+        self.num_twice += call.creates_graph
         for node in nodes_behind(call.roots):
             name = node.name()
             if name == _PIECE:
