@@ -387,7 +387,7 @@ class Fitted:
             return self._plain_calls.call(key, self._plain, args, kwargs)
         if self._kinds.find(key) is None:
             num_steps = self._step_watch().num_steps
-            if self._probation.holds(key, num_steps):
+            if self._probation.holds(key, num_steps, (args, kwargs)):
                 return self._probation.call(key, self._plain, args, kwargs)
         kind = self._ready_kind(key, args, kwargs)
         if kind is None:

@@ -8,10 +8,11 @@ comes which of them must stay so. See Note [Probation].
 # 1. What a plan drops cannot be differentiated twice, and when that is asked for it is too late:
 #    a forward pass that is run again has another graph, in which gradients are added up in another
 #    order. So it must be known before.
-# 2. A program that does it says `create_graph=True` somewhere. Where the user's own code does, each
-#    new kind of call is on probation: it runs as it is until a step has ended, its output carries a
-#    mark, and a call into the engine that creates a graph tells whose marks are behind it.
-# 3. Programs that do it without saying so (a library does it for them) are refused, as before.
+# 2. A program that does it says `create_graph=True` somewhere, or gives the call a leaf that wants
+#    a gradient. Where the user's own code does, each new kind of call is on probation: it runs as
+#    it is until a step has ended, its output carries a mark, and a call into the engine that
+#    creates a graph tells whose marks are behind it.
+# 3. Programs that do it otherwise (a library does it for them, to weights) are refused.
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ class Probation:
         self._leave = leave
         self._since: dict[CallKey, int] = {}
 
-    def holds(self, key: CallKey, num_steps: int) -> bool:
+    def holds(self, key: CallKey, num_steps: int, arguments: object) -> bool:
         """Whether a kind of call is still to be looked at, after so many steps."""
-        if not may_differentiate_twice():
+        if not may_differentiate_twice() and not _has_leaf_that_wants_gradient(arguments):
             return False
         return self._since.setdefault(key, num_steps) == num_steps
 
@@ -81,12 +82,19 @@ class Probation:
 @contextlib.contextmanager
 def watched_for_marks(call: BackwardCall) -> Iterator[None]:
     """Tell those whose calls are behind a call into the engine that creates a graph."""
-    if call.creates_graph and may_differentiate_twice():
+    if call.creates_graph:
         for node in nodes_behind(call.roots):
             told: Callable[[], None] | None = node.metadata.get(_MARK)
             if told is not None:
                 told()
     yield
+
+
+def _has_leaf_that_wants_gradient(arguments: object) -> bool:
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_leaf
+        for leaf in pytree.tree_leaves(arguments)
+    )
 
 
 @functools.cache

@@ -295,17 +295,29 @@ def test_batches_from_workers(shared):
 
 def test_gradients_of_gradients_are_refused_at_once(shared):
     value, target = batch(0)
-    value.requires_grad_()
     backward_of_batch(shared.model, 0)
     before = state_of(shared.model)
     loss = shared.model(value, target)
     torch.set_rng_state(torch.frombuffer(bytearray(before["random state"]), dtype=torch.uint8))
     with pytest.raises(DoubleBackwardError, match="cannot be differentiated twice"):
-        torch.autograd.grad(loss, value, create_graph=True)
+        torch.autograd.grad(loss, shared.model.head.weight, create_graph=True)
     with pytest.raises(DoubleBackwardError):
         loss.backward(create_graph=True)
     assert first_difference(before, state_of(shared.model)) is None
-    assert value.grad is None
+
+
+def test_a_penalty_on_gradients_of_inputs_is_plain(shared):
+    def gradients(model, step):
+        value, target = batch(step, rows=192)  # of a kind of its own
+        loss = model(value, target)
+        value = value.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(value, target), value, create_graph=True)
+        loss = loss + slope.pow(2).sum()
+        loss.backward()
+        return loss
+
+    shared.check(gradients)
+    assert any("create_graph" in why for _, why in shared.handle.report().not_planned)
 
 
 def test_copies_and_pickles_are_plain(shared):

@@ -7,7 +7,7 @@ import torch
 
 import legroom
 from legroom.engine import _fit
-from legroom.errors import BudgetExceededError, InfeasibleBudgetError
+from legroom.errors import InfeasibleBudgetError
 from tests.unit.engine.training import Net, batch, first_difference, sgd, train
 
 
@@ -70,9 +70,7 @@ def test_a_later_kind_that_does_not_fit_a_share_ends_nothing(monkeypatch):
     monkeypatch.setattr(_fit, "plan_call", refusing)
     _, said = trained([512, 512, 512, 64], budget="60%")
     assert asked == ["60%", "60%", "lowest"]
-    (text,) = said
-    assert "no plan fits" in text
-    assert "lowest plan is used" in text
+    assert said == []  # until its first real step was seen, and that keeps the share
 
 
 def test_a_first_kind_that_does_not_fit_is_an_error():
@@ -118,7 +116,7 @@ def test_a_loss_that_the_loop_keeps_is_no_reason_to_stop():
     handle.undo()
 
 
-def test_a_loss_in_the_loop_that_does_not_fit_says_what_sees_it():
+def test_a_loss_in_the_loop_fits_where_the_plan_of_the_step_does():
     torch.manual_seed(0)
     layers = [layer for _ in range(8) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU())]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(32, 128))
@@ -130,23 +128,11 @@ def test_a_loss_in_the_loop_that_does_not_fit_says_what_sees_it():
         torch.nn.functional.mse_loss(model(data), target).backward()
         optimizer.step()
 
-    def train_on(num_steps):
-        for _ in range(num_steps):
-            step()
-
     step()
     budget = legroom.plan(step, budget="lowest", points=0).chosen.predicted_peak_bytes + 2**18
-    handle = legroom.fit(model, budget=budget, optimizer=optimizer)
-    with pytest.raises(BudgetExceededError, match="`legroom plan` sees the whole step") as caught:
-        train_on(6)
-    handle.undo()
-    enough = caught.value.enough_bytes
-    assert f"a budget of at least {enough / 2**20:.0f}"[:-1] in str(caught.value)
-    handle = legroom.fit(model, budget=enough, optimizer=optimizer)
-    train_on(6)
-    assert budget < handle.report().measured_peak_bytes <= enough
-    handle.undo()
-    handle = legroom.fit(model, budget=budget, optimizer=optimizer, step=step)
-    train_on(4)
-    assert handle.report().measured_peak_bytes <= budget
-    handle.undo()
+    for options in ({}, {"step": step}):
+        handle = legroom.fit(model, budget=budget, optimizer=optimizer, **options)
+        for _ in range(6):
+            step()
+        handle.undo()
+        assert handle.report().measured_peak_bytes <= budget

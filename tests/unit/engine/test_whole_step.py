@@ -1,0 +1,369 @@
+"""What loops do around planned calls: in the plan, under one budget, before the second step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import legroom
+from legroom.capture import ObservedStep
+from legroom.engine import Fitted
+from legroom.engine._watch import StepWatch
+from legroom.engine._whole_step import Training
+from legroom.engine.graph import choose_executor
+from legroom.errors import InfeasibleBudgetError
+from legroom.plan import PlanOptions
+from tests.unit.engine.training import Block, bytes_of, first_difference, state_of
+
+NUM_STEPS = 5
+
+
+class Classifier(nn.Module):
+    """Blocks and wide logits; the loss is the loop's."""
+
+    def __init__(self, width=16, num_blocks=3, num_classes=64):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, 0.0) for _ in range(num_blocks))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, value):
+        for block in self.blocks:
+            value = block(value)
+        return self.head(value)
+
+
+def rows(seed, count=512, width=16):
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=numbers)
+
+
+def classes(seed, count=512, num_classes=64):
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.randint(0, num_classes, (count,), generator=numbers)
+
+
+def accumulating(num_micro):
+    def step(model, optimizer, number):
+        for micro in range(num_micro):
+            seed = 10 * number + micro
+            output = model(rows(seed))
+            (F.cross_entropy(output, classes(seed)) / num_micro).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def late_zero_grad(model, optimizer, number):
+    output = model(rows(number))
+    loss = F.cross_entropy(output, classes(number)) + output.log_softmax(-1).exp().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+class ClipsAndAverages:
+    """Clipping by norm, norms that are logged, and an average of the weights from step 0 on."""
+
+    def __init__(self):
+        self.average = None
+        self.log = []
+
+    def __call__(self, model, optimizer, number):
+        F.cross_entropy(model(rows(number)), classes(number)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        self.log.append([param.grad.norm() for param in model.parameters()])
+        optimizer.step()
+        if self.average is None:
+            self.average = copy.deepcopy(model)
+        with torch.no_grad():
+            for mine, theirs in zip(self.average.parameters(), model.parameters(), strict=True):
+                mine.lerp_(theirs, 0.1)
+        optimizer.zero_grad()
+
+
+def smaller_last_batch(model, optimizer, number):
+    count = 100 if number % 3 == 2 else 512
+    F.cross_entropy(model(rows(number, count)), classes(number, count)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+LOOPS = {
+    "accumulating": lambda: accumulating(4),
+    "late zero_grad": lambda: late_zero_grad,
+    "clipping": ClipsAndAverages,
+    "smaller last batch": lambda: smaller_last_batch,
+}
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """The peak of every measured step."""
+    seen, on_step = [], Training.on_step
+
+    def noting(training, reading):
+        seen.append(reading.peak_bytes)
+        on_step(training, reading)
+
+    monkeypatch.setattr(Training, "on_step", noting)
+    return seen
+
+
+def make():
+    torch.manual_seed(0)
+    model = Classifier()
+    return model, torch.optim.Adam(model.parameters())
+
+
+def trained_plain(loop, num_steps=NUM_STEPS):
+    model, optimizer = make()
+    states = []
+    for number in range(num_steps):
+        loop(model, optimizer, number)
+        states.append(state_of(model))
+    return states
+
+
+def check_fitted(loop, expected, **options):
+    """Train fitted, every step as plain; the handle, undone."""
+    model, optimizer = make()
+    handle = legroom.fit(model, optimizer=optimizer, **options)
+    budgets = []
+    try:
+        for number, state in enumerate(expected):
+            loop(model, optimizer, number)
+            assert first_difference(state, state_of(model)) in (None, "random state")
+            budgets.append(handle.report().budget_bytes)
+    finally:
+        handle.undo()
+    return handle, budgets
+
+
+def least_budget(loop):
+    """The budget that errors name, from one that nothing fits."""
+    budget = 100_000
+    for _ in range(4):
+        model, optimizer = make()
+        handle = legroom.fit(model, budget=budget, optimizer=optimizer)
+        try:
+            for number in range(3):
+                loop(model, optimizer, number)
+        except InfeasibleBudgetError as error:
+            budget = error.enough_bytes
+        else:
+            return budget
+        finally:
+            handle.undo()
+    raise AssertionError("what is named does not work")
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_lowest_budget_that_is_named_is_kept(name, readings):
+    expected = trained_plain(LOOPS[name]())
+    budget = least_budget(LOOPS[name]())
+    readings.clear()
+    handle, _ = check_fitted(LOOPS[name](), expected, budget=budget)
+    report = handle.report()
+    assert all(peak_bytes <= budget for peak_bytes in readings[1:])
+    assert report.measured_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.005)
+    assert report.measured_peak_bytes < 0.9 * report.plain_peak_bytes
+    assert report.replans == 0
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_share_becomes_bytes_once(name, readings):
+    expected = trained_plain(LOOPS[name]())
+    handle, budgets = check_fitted(LOOPS[name](), expected, budget="80%")
+    report = handle.report()
+    assert len({*budgets}) == 1
+    assert report.budget_bytes == pytest.approx(0.8 * report.plain_peak_bytes, rel=0.05)
+    assert report.measured_peak_bytes <= report.budget_bytes
+    assert report.measured_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.005)
+    assert all(peak_bytes <= report.budget_bytes for peak_bytes in readings[1:])
+
+
+def test_a_share_that_no_plan_keeps_ends_nothing():
+    expected = trained_plain(accumulating(2))
+    model, optimizer = make()
+    handle = legroom.fit(model, optimizer=optimizer, budget="20%")
+    said = []
+    handle._on_event = said.append
+    for number in range(NUM_STEPS):
+        accumulating(2)(model, optimizer, number)
+        assert first_difference(expected[number], state_of(model)) in (None, "random state")
+    handle.undo()
+    (text,) = said
+    assert "no plan keeps 20 % of the peak" in text
+    assert "the lowest is" in text
+    report = handle.report()
+    assert report.measured_peak_bytes <= report.budget_bytes
+
+
+def test_a_share_is_of_what_is_measured_plain():
+    model, optimizer = make()
+    late_zero_grad(model, optimizer, 0)
+    profile = legroom.profile(lambda: late_zero_grad(model, optimizer, 1))
+    handle, _ = check_fitted(late_zero_grad, trained_plain(late_zero_grad), budget="80%")
+    assert handle.report().plain_peak_bytes == pytest.approx(profile.peak_bytes, rel=0.005)
+
+
+# Several models -----------------------------------------------------------------------------------
+
+
+def net(inputs, outputs, width=32):
+    layers = [nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(width, width), nn.GELU(), nn.Linear(width, outputs))
+
+
+class Pair:
+    """Two models with an optimizer each, and the loop that trains both."""
+
+    def __init__(self, inputs=(8, 16), outputs=(16, 1)):
+        torch.manual_seed(0)
+        self.models = tuple(net(*each) for each in zip(inputs, outputs, strict=True))
+        self.optimizers = tuple(torch.optim.Adam(each.parameters()) for each in self.models)
+
+    def state(self):
+        return b"".join(bytes_of(param) for each in self.models for param in each.parameters())
+
+
+def adversarial(pair, number, num_rounds=1):
+    (generator, critic), (of_generator, of_critic) = pair.models, pair.optimizers
+    for turn in range(num_rounds):
+        of_critic.zero_grad()
+        fake = generator(rows(100 * number + turn, 256, 8))
+        loss = F.softplus(-critic(rows(number, 256))).mean()
+        (loss + F.softplus(critic(fake.detach())).mean()).backward()
+        of_critic.step()
+    of_generator.zero_grad()
+    F.softplus(-critic(generator(rows(number + 50, 256, 8)))).mean().backward()
+    of_generator.step()
+
+
+def five_to_one(pair, number):
+    adversarial(pair, number, num_rounds=5)
+
+
+def actor_and_critic(pair, number):
+    (actor, critic), optimizers = pair.models, pair.optimizers
+    seen = rows(number, 256)
+    advantage = rows(number + 9, 256, 1).squeeze(-1) - critic(seen).squeeze(-1)
+    chosen = F.log_softmax(actor(seen), -1)[:, 0]
+    (advantage.pow(2).mean() - (chosen * advantage.detach()).mean()).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def taught(pair, number):
+    (student, teacher), (optimizer, _) = pair.models, pair.optimizers
+    seen = rows(number, 256)
+    with torch.no_grad():
+        wanted = teacher(seen)
+    F.mse_loss(student(seen)[:, :1], wanted).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def penalised(pair, number):
+    (generator, critic), (of_generator, of_critic) = pair.models, pair.optimizers
+    of_critic.zero_grad()
+    real, fake = rows(number, 256), generator(rows(number + 50, 256, 8)).detach()
+    between = (0.3 * real + 0.7 * fake).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    penalty = (slope.norm(dim=1) - 1).pow(2).mean()
+    (critic(fake).mean() - critic(real).mean() + 10 * penalty).backward()
+    of_critic.step()
+    of_generator.zero_grad()
+    (-critic(generator(rows(number + 70, 256, 8))).mean()).backward()
+    of_generator.step()
+
+
+PAIRS = {
+    "adversarial": (adversarial, {}),
+    "five to one": (five_to_one, {}),
+    "actor and critic": (actor_and_critic, {"inputs": (16, 16), "outputs": (4, 1)}),
+    "taught": (taught, {"inputs": (16, 16), "outputs": (4, 1)}),
+    "penalised": (penalised, {}),
+}
+
+
+class FittedPair(Pair):
+    """Both models under one budget, with one watch, as `legroom run` has them."""
+
+    def __init__(self, options, ends_step, **sizes):
+        super().__init__(**sizes)
+        self.watch = StepWatch(torch.device("cpu"))
+        self.training = Training(options, defers=True)
+        self.training.watch(self.watch)
+        executor = choose_executor("eager", "bitwise")
+        self.handles = [
+            Fitted(
+                model,
+                options,
+                executor,
+                optimizers=(optimizer,),
+                watch=self.watch,
+                training=self.training,
+                label=label,
+            )
+            for model, optimizer, label in zip(
+                self.models, self.optimizers, ("first", "second"), strict=True
+            )
+        ]
+        for handle in self.handles:
+            handle.install()
+        last = self.optimizers[ends_step]
+        last.register_step_post_hook(lambda *rest: self.watch.step_ends())
+
+    def undo(self):
+        self.watch.close()
+        for handle in self.handles:
+            handle.undo()
+
+
+def train_pair(name, budget, num_steps=6):
+    loop, sizes = PAIRS[name]
+    plain = Pair(**sizes)
+    ends_step = {"actor and critic": 1}.get(name, 0)
+    fitted = FittedPair(PlanOptions(budget=str(budget)), ends_step, **sizes)
+    try:
+        for number in range(num_steps):
+            loop(plain, number)
+            loop(fitted, number)
+            assert plain.state() == fitted.state()
+    finally:
+        fitted.undo()
+    return [each.report() for each in fitted.handles if each.plan is not None]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_models_share_one_budget(name, readings):
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        train_pair(name, "100KB")
+    budget = caught.value.enough_bytes
+    readings.clear()
+    for report in train_pair(name, f"{budget}B"):
+        assert report.budget_bytes == budget
+        assert report.measured_peak_bytes <= budget
+        assert report.measured_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.005)
+    assert all(peak_bytes <= budget for peak_bytes in readings[1:])
+
+
+def test_what_was_observed_is_data():
+    """It survives a way through JSON."""
+    seen, on_step = [], Training.on_step
+
+    def noting(training, reading):
+        seen.append(reading.observed)
+        on_step(training, reading)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "on_step", noting)
+        check_fitted(late_zero_grad, trained_plain(late_zero_grad, 2), budget="80%")
+    assert seen
+    for step in seen:
+        assert ObservedStep.from_json(step.to_json()) == step
