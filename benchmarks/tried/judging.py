@@ -148,7 +148,7 @@ def step_ms(record: Record | None) -> float | None:
     if not times_s:
         return None
     settled_s = times_s[min(_MEASURED_STEPS, len(times_s) // 2) :]
-    return 1e3 * median(settled_s)
+    return 1e3 * float(median(settled_s))
 
 
 _MEASURED_STEPS = 5
@@ -301,8 +301,11 @@ def _differs(plain: Record, other: Record) -> str | None:
     for number, (ours, theirs) in enumerate(zip(plain["steps"], other["steps"], strict=False), 1):
         if ours["parameters"] != theirs["parameters"]:
             return f"parameters differ after step {number}"
-        if ours["random"] != theirs["random"]:
-            return f"random states differ after step {number}"
+        drawn = sorted(
+            name for name in ours["random"] if ours["random"][name] != theirs["random"].get(name)
+        )
+        if drawn:
+            return f"random states of {' and '.join(drawn)} differ after step {number}"
     if len(plain["steps"]) != len(other["steps"]):
         return f"{len(other['steps'])} steps instead of {len(plain['steps'])}"
     return None

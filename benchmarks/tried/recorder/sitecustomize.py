@@ -70,7 +70,7 @@ class Recorder:
         line: dict[str, Any] = {
             "optimizer": next(i for i, each in enumerate(self._optimizers) if each is optimizer),
             "parameters": self._digest(),
-            "random": self._random_digest(),
+            "random": self._random_digests(),
             "at_s": came_at[0],
         }
         if self._left_at is not None:
@@ -89,14 +89,20 @@ class Recorder:
                     digest.update(_bytes_of(param))
         return digest.hexdigest()
 
-    def _random_digest(self) -> str:
-        digest = hashlib.blake2b(digest_size=8)
-        digest.update(_bytes_of(self._torch.default_generator.get_state()))
-        digest.update(repr(random.getstate()).encode())
+    def _random_digests(self) -> dict[str, str]:
+        """By who draws: PyTorch, Python, NumPy."""
+        states = {
+            "PyTorch": _bytes_of(self._torch.default_generator.get_state()),
+            "Python": repr(random.getstate()).encode(),
+        }
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            digest.update(repr(numpy.random.get_state(legacy=True)[1].tobytes()).encode())
-        return digest.hexdigest()
+            _, keys, position, *_ = numpy.random.get_state(legacy=True)
+            states["NumPy"] = keys.tobytes() + str(position).encode()
+        return {
+            name: hashlib.blake2b(state, digest_size=4).hexdigest()
+            for name, state in states.items()
+        }
 
 
 class Border:
@@ -165,7 +171,11 @@ def _bytes_of(tensor: Any) -> bytes:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Calls a function after a module was imported for the first time."""
+    """Calls a function after a module was imported for the first time.
+
+    That import leaves Python's random state as it was: rich draws a number when it is imported,
+    which legroom does before the script begins, and the script later or not at all.
+    """
 
     def __init__(self, afterwards: dict[str, Callable[[Any], None]]) -> None:
         self._afterwards = afterwards
@@ -187,7 +197,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         # A spec is also asked for by who only wants to know whether the module is there.
         def execute_and_call(module: types.ModuleType) -> None:
+            drawn = random.getstate()
             execute(module)
+            random.setstate(drawn)
             if (afterwards := self._afterwards.pop(fullname, None)) is not None:
                 afterwards(module)
 
@@ -198,4 +210,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _open = builtins.open
 if "TRIED_MODE" in os.environ:
     random.seed(SEED)
-    sys.meta_path.insert(0, _Finder({"torch": _seed_torch, "numpy": _seed_numpy}))
+    sys.meta_path.insert(
+        0,
+        _Finder({"torch": _seed_torch, "numpy": _seed_numpy, "rich.style": lambda _: None}),
+    )
