@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.progress import Told
 from benchmarks.store import FOLDER, Store
+from benchmarks.tried.by_hand import lines_of
 from benchmarks.tried.commands import (
     COMMANDS,
     DEFAULT_BUDGET,
@@ -29,7 +30,6 @@ from benchmarks.tried.commands import (
     RUN_AT,
     Job,
     Setup,
-    by_hand,
     jobs_of,
     named_budget,
     run_at,
@@ -74,7 +74,8 @@ def main() -> None:
     budget = ("--budget", options.budget) if options.budget else DEFAULT_BUDGET
     jobs = jobs_of(commands, budget)
     if options.by_hand:
-        _print_by_hand(entries, jobs, setup)
+        for entry in entries:
+            print("\n".join(lines_of(entry, jobs, setup, scratch=options.scratch.absolute())), "\n")
         return
     harness = _Harness(setup, options)
     records = harness.run(entries, jobs)
@@ -187,18 +188,6 @@ def _save_json(
             }
         )
     path.write_text(json.dumps(content, indent=1))
-
-
-def _print_by_hand(entries: tuple[Entry, ...], jobs: tuple[Job, ...], setup: Setup) -> None:
-    for entry in entries:
-        place = setup.scripts / entry.folder / entry.cwd
-        print(f"# {entry.name}: in a copy of {setup.scripts / entry.folder}, from {entry.cwd!r}")
-        for source, target in entry.data:
-            print(f"#   with {setup.scripts / source} at {target}")
-        print(f"cd {place}")
-        for job in jobs:
-            if job.mode != "border":
-                print(by_hand(job, entry, setup))
 
 
 def _parser() -> argparse.ArgumentParser:

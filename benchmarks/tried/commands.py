@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -124,18 +123,6 @@ def named_budget(said: str) -> str | None:
     """The budget that a refusal says would do, as `--budget` takes it; None if it names none."""
     found = re.search(r"a budget of at least\s+([\d.,]+\s?[KMGT]?i?B)", said)
     return found.group(1).replace(" ", "").replace(",", "") if found else None
-
-
-def by_hand(job: Job, entry: Entry, setup: Setup, *, recorder: bool = False) -> str:
-    """One line of a shell that does the same, from the folder in which the script is started."""
-    own: Mapping[str, str] = {k: _filled(v, setup) for k, v in entry.environment.items()}
-    paths = [str(RECORDER)] if recorder else []
-    paths += [] if job.is_plain else [str(setup.legroom)]
-    paths += [own["PYTHONPATH"]] if "PYTHONPATH" in own else []
-    variables = {**own, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    said = " ".join(f"{key}={value}" for key, value in variables.items() if value)
-    line = arguments_of(job, entry, setup, Path("answer.json"))
-    return f"env {said} {' '.join(line)}"
 
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "LD_LIBRARY_PATH", "TERM")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tried import commands
+from benchmarks.tried.by_hand import lines_of
 from benchmarks.tried.commands import AGAIN, BORDER, PLAIN, PLAN, PROFILE, RUN, RUN_AT, VERIFY
 from benchmarks.tried.judging import (
     ENDLESS,
@@ -317,6 +318,17 @@ def test_help_says_what_the_folder_holds() -> None:
         check=True,
     )
     assert "Each run starts from a fresh copy" in run.stdout
+
+
+def test_lines_for_a_shell_do_the_same(setup: commands.Setup, tmp_path: Path) -> None:
+    entry = replace(ENTRY, arguments=("--name", "two words"), data=(("src/mnist", "../more"),))
+    jobs = (commands.Job(PLAIN), commands.Job(AGAIN), commands.Job(RUN, ("--budget", "50%")))
+    _, copy, plain, run = lines_of(entry, jobs, setup, scratch=tmp_path / "scratch")
+    assert "--budget 50%" in run
+    assert "'two words'" in run
+    check = f"{copy} && ls ../more && {plain} && ls"
+    shell = subprocess.run(["sh", "-c", check], capture_output=True, text=True, check=True)
+    assert "after.txt" in shell.stdout
 
 
 def test_records_serialise(setup: commands.Setup, tmp_path: Path) -> None:
