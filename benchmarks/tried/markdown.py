@@ -103,7 +103,34 @@ def totals_of(
             f"Measured against predicted peak of `run`, {len(errors)} scripts: "
             f"{100 * median(errors):.2f} % in the median, {100 * max(errors):.2f} % at worst."
         )
+    lines += _times(records)
     return "\n".join(lines)
+
+
+def _times(records: Mapping[str, Records]) -> list[str]:
+    """How much later training starts and how much longer a step takes, over all scripts."""
+    waits, ratios = {}, {}
+    for name, own in records.items():
+        plain, run = own.get(PLAIN), _last(own)
+        if plain and run and plain["first_step_s"] and run["first_step_s"]:
+            waits[name] = run["first_step_s"] - plain["first_step_s"]
+        plain_ms, run_ms = step_ms(plain), step_ms(run)
+        if plain_ms and run_ms:
+            ratios[name] = run_ms / plain_ms
+    said = []
+    if waits:
+        worst = max(waits, key=lambda name: waits[name])
+        said.append(
+            f"Under `run` the first step ends {median(waits.values()):.1f} s later than plain's in "
+            f"the median, {waits[worst]:.1f} s at worst ({worst})."
+        )
+    if ratios:
+        worst = max(ratios, key=lambda name: ratios[name])
+        said.append(
+            f"A step takes {median(ratios.values()):.2f} times plain's in the median, "
+            f"{ratios[worst]:.2f} times at worst ({worst})."
+        )
+    return said
 
 
 _FOUR = (PROFILE, PLAN, VERIFY, RUN)

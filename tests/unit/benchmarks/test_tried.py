@@ -247,6 +247,7 @@ def test_page_has_a_row_for_each_script() -> None:
         VERIFY: record(answer={"equal": True}),
         RUN: record(steps=steps("a", "b"), answer=answer, first_step_s=1.5),
     }
+    right[PLAIN] = {**right[PLAIN], "first_step_s": 0.5}
     refused = record(exit=1, said="legroom: no plan fits 1 MiB | a budget of at least 2 MiB")
     records = {"mnist": right, "vae": {**right, RUN: refused, RUN_AT: right[RUN]}}
     judged = [judge(each, records[each.name]) for each in (ENTRY, other)]
@@ -258,6 +259,7 @@ def test_page_has_a_row_for_each_script() -> None:
     assert "| vae (some/one) |" in page
     assert "at the named budget right" in page
     assert "0.00 % in the median" in page
+    assert "1.0 s later than plain's in the median, 1.0 s at worst (mnist)" in page
 
 
 @pytest.fixture
