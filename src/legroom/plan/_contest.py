@@ -48,7 +48,7 @@ _FEW = 2000
 """Up to so many choices, all are tried."""
 _WORK = 2_500_000
 """Simulations per budget, times the size of the problem: about five seconds."""
-_SOLVING_SHARE, _FLOOR_SHARE = 0.6, 0.5
+_SOLVING_SHARE, _FLOOR_SHARE = 0.75, 0.5
 """Of the time that is left, what solving for one budget or looking for the lowest may take."""
 
 

@@ -23,7 +23,7 @@ _TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
 _MOST_CUTS = 400
 _PATIENCE_IN_CUTS = 0.4
 """A cut rules out one choice, and takes as long as many simulations."""
-_MOST_NODES = 5000
+_MOST_NODES = 1000
 """Of branch and bound, for each of those."""
 _EXACT_UP_TO = 40
 """Up to so many candidates with a choice, the mixed integer programme is solved to the end."""
