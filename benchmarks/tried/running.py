@@ -59,8 +59,8 @@ def run_once(job: Job, entry: Entry, setup: Setup, *, scratch: Path, limit_s: fl
         "steps": steps,
         "other_steps": others,
         "files": digests(tree),
-        "said": _end_of(place / "stderr"),
-        "printed": _end_of(place / "stdout"),
+        "said": _portable(_end_of(place / "stderr"), setup, tree),
+        "printed": _portable(_end_of(place / "stdout"), setup, tree),
         "answer": _answer_of(answer),
         "met_border": (record / "border").exists(),
     }
@@ -132,6 +132,13 @@ def _end_of(path: Path) -> str:
     if len(text) <= 2 * _SAID_CHARACTERS:
         return text
     return f"{text[:_SAID_CHARACTERS]}\n[…]\n{text[-_SAID_CHARACTERS:]}"
+
+
+def _portable(text: str, setup: Setup, tree: Path) -> str:
+    """The text without where things are on this machine."""
+    for folder, name in ((tree, "{copy}"), (setup.scripts, "{scripts}"), (setup.legroom, "{src}")):
+        text = text.replace(str(folder), name)
+    return text
 
 
 _LONG = ("sources", "timeline", "lines", "modules", "events", "tensors", "decisions", "operations")

@@ -301,6 +301,14 @@ def test_recorder_sees_every_step_and_the_border(setup: commands.Setup, tmp_path
     assert judge(ENTRY, found).repeatable
 
 
+def test_records_do_not_say_where_things_are(setup: commands.Setup, tmp_path: Path) -> None:
+    (setup.scripts / "src" / "mnist" / "main.py").write_text("raise ValueError(__file__)")
+    job = commands.Job(PLAIN, mode="steps")
+    found = run_once(job, ENTRY, setup, scratch=tmp_path / "scratch", limit_s=120)
+    assert cause_of(found["said"]) == "ValueError: {copy}/work/main.py"
+    assert str(tmp_path) not in json.dumps(found)
+
+
 def test_endless_script_is_ended(setup: commands.Setup, tmp_path: Path) -> None:
     (setup.scripts / "src" / "mnist" / "main.py").write_text("import time\ntime.sleep(600)")
     job = commands.Job(PLAIN, mode="steps")
