@@ -1,5 +1,6 @@
 """Under Trainer, accelerate, Lightning, Fabric: fitted training has the bits of plain."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,24 @@ _SCRIPT = Path(frameworks.__file__)
 def names(always):
     """All loops; those that only the slow run takes are marked so."""
     return [pytest.param(name, marks=() if name in always else pytest.mark.slow) for name in LOOPS]
+
+
+def script(folder, name, *command):
+    """Run one of the loops as a script."""
+    done = subprocess.run(
+        [sys.executable, *command, str(_SCRIPT), name],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=300,
+        env={
+            **os.environ, "LEGROOM_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def hashes_in(text):
+    return [line for line in text.splitlines() if len(line) == 64]
 
 
 def check_fitted(name, moment):
@@ -51,21 +70,25 @@ def test_what_is_fitted_can_be_prepared(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", names(_ALWAYS))
 def test_run_trains_the_same_bits(name, tmp_path):
     """The script's own hook on all optimizers counts updates: none is made while planning."""
-    settings = {
-        **os.environ, "LEGROOM_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+    fitted = script(tmp_path, name, "-m", "legroom", "run", "--budget", "floor")
+    assert len(hashes_in(fitted.stdout)) == frameworks.NUM_STEPS
+    assert "measured peak" in fitted.stderr
+    assert hashes_in(fitted.stdout) == hashes_in(script(tmp_path, name).stdout)
 
-    def output_of(*command):
-        done = subprocess.run(
-            [sys.executable, *command, str(_SCRIPT), name],
-            cwd=tmp_path, env=settings, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return [line for line in done.stdout.splitlines() if len(line) == 64], done.stderr
 
+<<<<<<< HEAD
     hashes, said = output_of("-m", "legroom", "run", "--budget", "lowest")
     assert len(hashes) == frameworks.NUM_STEPS
     assert "measured peak" in said
     plain, _ = output_of()
     assert hashes == plain
+=======
+@pytest.mark.parametrize("name", names({"Lightning"}))
+def test_verify_finds_the_same_bits(name, tmp_path):
+    verify = "-m", "legroom", "verify", "--budget", "floor", "--json", "verify.json"
+    script(tmp_path, name, *verify)
+    data = json.loads((tmp_path / "verify.json").read_text())
+    assert data["equal"]
+    assert data["run"]["measured_peak_bytes"] is not None
+    assert data["compared"]["gradients"] >= data["compared"]["parameters"]
+>>>>>>> frameworks

@@ -84,7 +84,7 @@ class PlannedKind:
         self.measured_peak_bytes = None
         self._num_readings = 0
         self.generation += 1
-        self.is_checked = self.step_plan.gradient_error is None
+        self.is_checked = self.step_plan.plan.exactness != "lossy"
 
     def follow_plan(self, owner: Fitted) -> None:
         """The plan has changed: compile it, for every kind of call under it."""

@@ -126,6 +126,7 @@ class Recorder(AbstractTrainingObserver):
         self._steps: list[list[Entry]] = [[]]
         self._seen: Counter[tuple[str, str]] = Counter()
         self._has_gradients = False
+        self._num_backwards = 0
 
     @property
     def num_steps(self) -> int:
@@ -148,11 +149,19 @@ class Recorder(AbstractTrainingObserver):
         self._names.add_optimizer(optimizer)
         self._names.learn(self._models)
         self._has_gradients = True
+        self._num_backwards = 0
         self._add_all(GRADIENTS, self._names.gradients(optimizer))
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """Of an update that calls back for the loss, as under Lightning, gradients are made now."""
+        if self._num_backwards and not self.is_full:
+            self._names.learn(self._models)
+            self._add_all(GRADIENTS, self._names.gradients(optimizer))
 
     @contextlib.contextmanager
     def around_backward(self, call: BackwardCall) -> Iterator[None]:
         """What gradients are taken of is a loss; what is traced on fake tensors is none."""
+        self._num_backwards += 1
         fakes = FakeTensor | FunctionalTensor
         roots = [each for each in call.roots if not (self.is_full or isinstance(each, fakes))]
         for number, root in enumerate(roots):

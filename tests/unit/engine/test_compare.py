@@ -73,6 +73,26 @@ def test_same_training_is_equal_under_other_names(tmp_path, around):
     assert names[:2] == [("gradients", "2.weight"), ("buffers", "1.running_mean")]
 
 
+def test_gradients_made_within_the_update_are_recorded(tmp_path):
+    """As under Lightning, whose optimizers call back for the loss."""
+    model, optimizer = make_training()
+    recorder = Recorder(tmp_path, most_bytes=2**20)
+    finder = StepFinder(lambda: None)
+    finder.observer = recorder
+
+    def loss():
+        optimizer.zero_grad()
+        value = model(torch.randn(8, 4)).square().mean()
+        value.backward()
+        return value
+
+    with finder.watching():
+        optimizer.step(loss)
+        recorder.step_ends()
+    (step,) = recorder.save().steps
+    assert sum(entry.kind == "gradients" for entry in step) == 5
+
+
 def test_recorder_stops_listening(tmp_path):
     long, short = record(tmp_path / "a", num_steps=3, most_steps=2), record(tmp_path / "b")
     assert len(long.steps) == 2
