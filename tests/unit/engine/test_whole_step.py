@@ -329,16 +329,25 @@ class FittedPair(Pair):
             handle.undo()
 
 
-def train_pair(name, budget, num_steps=6):
+def plain_states(name, num_steps):
     loop, sizes = PAIRS[name]
-    plain = Pair(**sizes)
+    plain, states = Pair(**sizes), []
+    for number in range(num_steps):
+        loop(plain, number)
+        states.append(plain.state())
+    return states
+
+
+def train_pair(name, budget, num_steps=6):
+    expected = plain_states(name, num_steps)
+    loop, sizes = PAIRS[name]
     ends_step = {"actor and critic": 1}.get(name, 0)
-    fitted = FittedPair(PlanOptions(budget=str(budget), time_limit_s=2.0), ends_step, **sizes)
+    options = PlanOptions(budget=str(budget), time_limit_s=2.0)
+    fitted = FittedPair(options, ends_step, **sizes)
     try:
         for number in range(num_steps):
-            loop(plain, number)
             loop(fitted, number)
-            assert plain.state() == fitted.state()
+            assert fitted.state() == expected[number]
     finally:
         fitted.undo()
     return [each.report() for each in fitted.handles if each.plan is not None]
