@@ -20,6 +20,7 @@ from legroom.engine.graph import PlannedCall, new_kind_number
 from legroom.errors import BudgetExceededError, InfeasibleError
 from legroom.meter import PeakReading
 from legroom.units import format_bytes
+from legroom.ways import Exactness
 
 if TYPE_CHECKING:
     from legroom.engine._fit import Fitted
@@ -81,7 +82,7 @@ class PlannedKind:
         self.measured_peak_bytes = None
         self._num_readings = 0
         self.generation += 1
-        self.is_checked = self.step_plan.gradient_error is None
+        self.is_checked = self.step_plan.options.exactness != Exactness.LOSSY.value
 
     def follow_plan(self, owner: Fitted) -> None:
         """The plan has changed: compile it, for every kind of call under it."""

@@ -41,7 +41,6 @@ from legroom.engine._watch import StepWatch
 from legroom.errors import (
     BudgetExceededError,
     InfeasibleBudgetError,
-    InfeasibleError,
     UsageError,
 )
 from legroom.meter import PeakReading
@@ -401,7 +400,7 @@ class Training:
         set_aside = group.beside_bytes + reserved
         try:
             return plan_within(planner, group.budget_bytes - set_aside)
-        except InfeasibleError as error:
+        except InfeasibleBudgetError as error:
             if self._budget.num_bytes is not None and is_sure:
                 raise self._refusal(group, error, planner, set_aside) from None
             lowest = planner.floor_bytes + room_above(planner.floor_bytes)
@@ -419,10 +418,8 @@ class Training:
             return plan_within(planner, lowest)
 
     def _refusal(
-        self, group: _Group, error: InfeasibleError, planner: Planner, set_aside: int
-    ) -> InfeasibleError:
-        if not isinstance(error, InfeasibleBudgetError):
-            return error
+        self, group: _Group, error: InfeasibleBudgetError, planner: Planner, set_aside: int
+    ) -> InfeasibleBudgetError:
         floor_bytes = planner.floor_bytes
         return InfeasibleBudgetError(
             budget_bytes=group.budget_bytes,
