@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from legroom.engine._fit import Fitted
 
 MOST_REPLANS = 2
-_COMPILING_BYTES = 4 * 2**20
+COMPILING_BYTES = 4 * 2**20
 """What the first step may take above the budget: compiling leaves things behind for a moment."""
 
 
@@ -152,7 +152,7 @@ class PlannedKind:
         allowed = plan.budget_bytes + plan.slack_bytes
         close_holes()  # which planning and compiling have left, some of them late
         if self._num_readings == 1:
-            allowed += max(_COMPILING_BYTES, allowed // 50)
+            allowed += max(COMPILING_BYTES, allowed // 50)
         else:
             self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
         if reading.peak_bytes <= allowed:

@@ -338,7 +338,7 @@ def plain_states(name, num_steps):
     return states
 
 
-def train_pair(name, budget, num_steps=6):
+def train_pair(name, budget, num_steps=9):
     expected = plain_states(name, num_steps)
     loop, sizes = PAIRS[name]
     ends_step = {"actor and critic": 1}.get(name, 0)
