@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,8 +125,33 @@ def test_modules_can_be_left_alone(legroom, python):
 def test_budget_below_the_floor_is_legrooms_error(legroom):
     run = legroom("run", "--budget", "1MiB", WIDE)
     assert run.returncode == 1
-    assert "while planning Sequential: no plan fits 1.00 MiB" in run.stderr
+    assert "no plan fits 1.00 MiB" in run.stderr
     assert "a budget of at least" in run.stderr
+
+
+@pytest.mark.parametrize("script", ["accumulating.py", "gan.py"])
+def test_the_lowest_budget_that_is_named_works(legroom, python, script):
+    refused = legroom("run", "--budget", "100KiB", "--time-limit", "2", SCRIPTS / script)
+    assert refused.returncode == 1
+    (enough,) = re.findall(r"a budget of at least \S+ \((\d+) bytes\)", refused.stderr)
+    run = legroom(
+        "run", "--budget", f"{enough}B", "--time-limit", "2", "--json", "low.json", SCRIPTS / script
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == python(SCRIPTS / script).stdout
+    data = json.loads((python.folder / "low.json").read_text())
+    assert data["measured_peak_bytes"] <= int(enough) < data["plain_peak_bytes"]
+    assert data["measured_peak_bytes"] == pytest.approx(data["predicted_peak_bytes"], rel=0.005)
+
+
+def test_a_share_is_named_once_and_kept(legroom, python):
+    script = SCRIPTS / "accumulating.py"
+    run = legroom("run", "--budget", "80%", "--json", "share.json", script)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == python(script).stdout
+    data = json.loads((python.folder / "share.json").read_text())
+    assert data["measured_peak_bytes"] <= data["budget_bytes"]
+    assert len({*re.findall(r"budget (\S+ .iB)", run.stderr)}) == 1
     assert "Traceback" not in run.stderr
     assert run.stdout == ""
 

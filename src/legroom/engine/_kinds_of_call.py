@@ -29,7 +29,7 @@ from legroom.engine._density import uses_sparse
 from legroom.engine._plain_calls import NEW_SHAPES
 from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
 from legroom.engine._step_plan import StepPlan
-from legroom.errors import InfeasibleError, LegroomError
+from legroom.errors import InfeasibleBudgetError, InfeasibleError, LegroomError
 from legroom.plan import PlanOptions
 from legroom.ways import take_overflows
 
@@ -160,6 +160,7 @@ class KindsOfCall:
             step_plan = self._plan_within(step, self._options, least_bytes)
         except InfeasibleError as error:
             waits = not is_whole and (self._owner.training.defers or not self._is_limit)
+            waits &= isinstance(error, InfeasibleBudgetError)
             if not waits and (self._is_limit or not known):
                 raise
             if not waits:

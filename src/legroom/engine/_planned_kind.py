@@ -21,12 +21,13 @@ from legroom.engine.graph import PlannedCall, new_kind_number
 from legroom.errors import BudgetExceededError, InfeasibleError
 from legroom.meter import PeakReading
 from legroom.units import format_bytes
+from legroom.ways import Exactness
 
 if TYPE_CHECKING:
     from legroom.engine._fit import Fitted
 
 MOST_REPLANS = 2
-_COMPILING_BYTES = 4 * 2**20
+COMPILING_BYTES = 4 * 2**20
 """What the first step may take above the budget: compiling leaves things behind for a moment."""
 
 
@@ -84,7 +85,7 @@ class PlannedKind:
         self.measured_peak_bytes = None
         self._num_readings = 0
         self.generation += 1
-        self.is_checked = self.step_plan.plan.exactness != "lossy"
+        self.is_checked = self.step_plan.options.exactness != Exactness.LOSSY.value
 
     def follow_plan(self, owner: Fitted) -> None:
         """The plan has changed: compile it, for every kind of call under it."""
@@ -154,7 +155,7 @@ class PlannedKind:
         allowed = plan.budget_bytes + plan.slack_bytes
         close_holes()  # which planning and compiling have left, some of them late
         if self._num_readings == 1:
-            allowed += max(_COMPILING_BYTES, allowed // 50)
+            allowed += max(COMPILING_BYTES, allowed // 50)
         else:
             self.measured_peak_bytes = max(self.measured_peak_bytes or 0, reading.peak_bytes)
         if reading.peak_bytes <= allowed:

@@ -35,13 +35,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from legroom.capture import Holding, Kind, ObservedStep
-from legroom.engine._planned_kind import MOST_REPLANS, PlannedKind
+from legroom.engine._planned_kind import COMPILING_BYTES, MOST_REPLANS, PlannedKind
 from legroom.engine._step_plan import plan_within, room_above
 from legroom.engine._watch import StepWatch
 from legroom.errors import (
     BudgetExceededError,
     InfeasibleBudgetError,
-    InfeasibleError,
     UsageError,
 )
 from legroom.meter import PeakReading
@@ -92,6 +91,7 @@ class _Group:
         num_plans: How often it was planned.
         is_left: Whether it cannot be put together.
         is_lowest: Whether no plan keeps the share that was asked for.
+        is_fresh: Whether the next step compiles, which leaves things behind for a moment.
     """
 
     numbers: frozenset[int]
@@ -103,6 +103,7 @@ class _Group:
     num_plans: int = 0
     is_left: bool = False
     is_lowest: bool = False
+    is_fresh: bool = False
 
     @property
     def predicted_bytes(self) -> int:
@@ -183,7 +184,7 @@ class Training:
         if group.plan is None:
             group.steps[step.outline] = step
             self._plan(group, step, reading)
-        elif self._is_off(group, reading) and (
+        elif self._is_off(group, reading, _takes_fresh(group)) and (
             step.outline in group.steps or reading.peak_bytes > group.predicted_bytes
         ):
             group.steps[step.outline] = step
@@ -267,8 +268,11 @@ class Training:
         step_plan.whole_plain_bytes = measured_bytes
         step_plan.plan = replace(step_plan.plan, predicted_peak_bytes=measured_bytes)
 
-    def _is_off(self, group: _Group, reading: PeakReading) -> bool:
+    def _is_off(self, group: _Group, reading: PeakReading, compiling_bytes: int) -> bool:
+        """Whether a step took other than predicted; of one that compiled, far more."""
         most = max(_EXACT_BYTES, _EXACT_SHARE * group.predicted_bytes)
+        if compiling_bytes:
+            return reading.peak_bytes > group.budget_bytes + compiling_bytes
         is_above = reading.peak_bytes > group.budget_bytes
         return is_above or abs(reading.peak_bytes - group.predicted_bytes) > most
 
@@ -401,7 +405,7 @@ class Training:
         set_aside = group.beside_bytes + reserved
         try:
             return plan_within(planner, group.budget_bytes - set_aside)
-        except InfeasibleError as error:
+        except InfeasibleBudgetError as error:
             if self._budget.num_bytes is not None and is_sure:
                 raise self._refusal(group, error, planner, set_aside) from None
             lowest = planner.floor_bytes + room_above(planner.floor_bytes)
@@ -419,10 +423,8 @@ class Training:
             return plan_within(planner, lowest)
 
     def _refusal(
-        self, group: _Group, error: InfeasibleError, planner: Planner, set_aside: int
-    ) -> InfeasibleError:
-        if not isinstance(error, InfeasibleBudgetError):
-            return error
+        self, group: _Group, error: InfeasibleBudgetError, planner: Planner, set_aside: int
+    ) -> InfeasibleBudgetError:
         floor_bytes = planner.floor_bytes
         return InfeasibleBudgetError(
             budget_bytes=group.budget_bytes,
@@ -456,6 +458,7 @@ class Training:
                 seconds=seconds / len(kinds),
             )
             if is_other:
+                group.is_fresh = True
                 owner.compile_again(kind.step_plan)
 
     # Later steps ---------------------------------------------------------------------------------
@@ -529,6 +532,12 @@ class Training:
         group.planner = planner
         group.num_plans += 1
         self._hand_out(group, whole, programs, time.perf_counter() - started)
+
+
+def _takes_fresh(group: _Group) -> int:
+    """What the next step may take beside its plan because it compiles; once."""
+    was_fresh, group.is_fresh = group.is_fresh, False
+    return max(COMPILING_BYTES, group.budget_bytes // 50) if was_fresh else 0
 
 
 def _more_than(step: ObservedStep, sizes: Sequence[int]) -> int:
