@@ -97,10 +97,15 @@ def _has_leaf_that_wants_gradient(arguments: object) -> bool:
     )
 
 
-@functools.cache
 def may_differentiate_twice() -> bool:
-    """Whether the user's own code, as far as it is loaded, says so; looked at once."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    """Whether the code of the program, as far as it is loaded, says so; looked at once."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return main is not None and is_user_code(main) and _says_so_anywhere(main)
+
+
+@functools.cache
+def _says_so_anywhere(main: str) -> bool:
+    files = {main, *(getattr(module, "__file__", None) for module in list(sys.modules.values()))}
     return any(_says_so(file) for file in files if file and is_user_code(file))
 
 
