@@ -72,6 +72,8 @@ try:
         for number in range(6):
             loss = net(torch.randn(32, 64)).square().mean()
             log.write(f"{loss.item()}\\n"); log.flush()
+            open("kept.txt", "r+").write("changed"); open("kept.txt", "w").write("written over")
+            assert open("kept.txt").read() == "written over"
             open("losses.csv", "a").write(f"{loss.item()}\\n")
             os.makedirs("checkpoints", exist_ok=True)
             torch.save(net.state_dict(), "best.pt")

@@ -143,9 +143,10 @@ class _Writes:
         if whole not in self._places:
             if not writes:
                 return path
-            self._places[whole] = os.path.join(self._scratch, str(len(self._places)))
+            place = os.path.join(self._scratch, str(len(self._places)))
             if os.path.isfile(whole):
-                shutil.copyfile(whole, self._places[whole])
+                shutil.copyfile(whole, place)  # opens it: it must not have its place yet
+            self._places[whole] = place
         return self._places[whole]
 
     def _moving(self, plain: Callable[..., Any]) -> Callable[..., Any]:
