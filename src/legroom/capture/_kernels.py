@@ -358,14 +358,18 @@ def _function(compiler: tuple[str, str] | None, source: str) -> Any:
     library = folder / f"{name}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            code, built = Path(made) / "kernel.cpp", Path(made) / "kernel.so"
-            code.write_text(source)
+        # Moved within one folder: Landlock's first version refuses to move between two.
+        handle, built = tempfile.mkstemp(dir=folder, suffix=".made")
+        os.close(handle)
+        try:
             subprocess.run(
-                [path, *_FLAGS, str(code), "-o", str(built)],
-                capture_output=True, check=True, timeout=_SECONDS,
+                [path, *_FLAGS, "-x", "c++", "-", "-o", built],
+                input=source.encode(), capture_output=True, check=True, timeout=_SECONDS,
             )  # fmt: skip
-            built.replace(library)
+            os.replace(built, library)
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # where it was moved
+                os.unlink(built)
     run = ctypes.CDLL(str(library)).run
     run.argtypes = [ctypes.c_long] * 4 + [ctypes.c_void_p]
     run.restype = None

@@ -13,17 +13,20 @@ reads have positions of their own. See Note [Without effects].
 # 3. `torch.save` writes nothing: it opens files in C++, and weights have no memory here.
 # 4. Below all that Landlock, where the kernel has it (Linux 5.13), refuses to write anywhere else:
 #    what libraries in other languages open, and child processes. They see "Permission denied".
+#    Compilers write their intermediate files to the scratch folder (TMPDIR).
 # 5. None of it can be taken back: it is for processes that end afterwards.
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import io
 import os
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +47,9 @@ def leave_no_effects(scratch: str, *, keep: tuple[int, ...] = ()) -> None:
         keep: Descriptors that stay as they are.
     """
     scratch = os.path.realpath(scratch)
+    with contextlib.suppress(OSError):  # without one, nothing is kept there
+        cache_folder().mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
     _part_with_descriptors({*keep})
     _Writes(scratch).install()
     sys.addaudithook(_refuse_to_send)
@@ -165,17 +171,27 @@ def _quiet(is_ours: Callable[[Any], bool], plain: Callable[..., Any]) -> Callabl
     """The function within our own folders; elsewhere nothing."""
 
     def run(path: Any, *args: Any, **kwargs: Any) -> None:
-        if is_ours(path):
+        if is_ours(_beneath(path, kwargs.get("dir_fd"))):
             plain(path, *args, **kwargs)
 
     return run
+
+
+def _beneath(path: Any, descriptor: int | None) -> Any:
+    """The path, where it is relative to an open folder: as `shutil.rmtree` removes files."""
+    if descriptor is None or not isinstance(path, str | bytes | os.PathLike):
+        return path
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{descriptor}"), os.fsdecode(path))
+    except OSError:  # no such folder on this system: not ours, then
+        return None
 
 
 # Landlock ----------------------------------------------------------------------------------------
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _NO_NEW_PRIVILEGES = 38
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_WRITE_FILE, _MOVE, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _CHANGES = sum(1 << bit for bit in range(4, 13))
 """Removing and making files and folders of all kinds."""
 
@@ -199,7 +215,8 @@ def _limit_writing(allowed: tuple[str, ...]) -> bool:
     version = call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         return False
-    access = _WRITE_FILE | _CHANGES | (_TRUNCATE if version >= 3 else 0)
+    access = _WRITE_FILE | _CHANGES
+    access |= (_MOVE if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     ruleset = _Ruleset(access)
     rules = call(_CREATE, ctypes.byref(ruleset), ctypes.c_size_t(8), ctypes.c_uint32(0))
     if rules < 0:
