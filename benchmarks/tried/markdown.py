@@ -60,6 +60,7 @@ def page_of(
         _LEGEND,
         *_causes(judged),
         *_apart(judged),
+        *_commits(entries),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -215,6 +216,14 @@ def _apart(judged: Sequence[Judged]) -> list[str]:
         "Two plain runs from the same seeds are not equal, so that values are not compared: "
         f"{', '.join(names)}.",
     ]
+
+
+def _commits(entries: Sequence[Entry]) -> list[str]:
+    commits = {entry.repository: entry.commit for entry in entries if entry.commit}
+    if not commits:
+        return []
+    rows = [(name, f"`{commits[name][:12]}`") for name in sorted(commits, key=str.lower)]
+    return ["## Repositories", _table(("repository", "commit"), rows)]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

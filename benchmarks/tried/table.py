@@ -15,7 +15,11 @@ In goes a TOML file; out come entries. All faults of a table are reported togeth
     data = [["data/MNIST", "../data/MNIST"]]   # copied too: from the folder of scripts, to cwd
     files = ["*.pt"]                     # compared after a run; without it every file is
 
-`{scripts}` in arguments and environment is the folder of scripts.
+`{scripts}` in arguments and environment is the folder of scripts. The commit of each repository is
+said once; arguments and made-up data were tried with that one:
+
+    [commits]
+    "pytorch/examples" = "77f55b912142e11fcfdf5b530231fb9c52f181e8"
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ class Entry:
         files: Patterns of files to compare after a run; none: all that two plain runs write alike.
         trains: What it trains, for people.
         style: How its loop is written: by hand, Trainer, Lightning, accelerate.
+        commit: Of the repository, from the table's `[commits]`; empty where that says none.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Entry:
     files: tuple[str, ...] = ()
     trains: str = ""
     style: str = "loop"
+    commit: str = ""
 
     @property
     def call(self) -> tuple[str, ...]:
@@ -87,15 +93,15 @@ def read_table(path: Path, *, only: frozenset[str] = frozenset()) -> tuple[Entry
         content = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise TableError(f"cannot read {path}: {error}") from error
-    rows = content.get("script", [])
-    faults: list[str] = []
+    rows, commits = content.get("script", []), content.get("commits", {})
+    faults = _faults_of_commits(commits, {row.get("repository") for row in rows})
     entries: list[Entry] = []
     for number, row in enumerate(rows, 1):
         where = f"script {number} ({row.get('name', 'no name')})"
         found = _faults_of(row)
         faults += [f"{where}: {fault}" for fault in found]
         if not found:
-            entries.append(_entry_of(row))
+            entries.append(_entry_of(row, commits))
     faults += _faults_of_names([entry.name for entry in entries], only, complete=not faults)
     if not rows:
         faults.append("no [[script]] in it")
@@ -104,7 +110,7 @@ def read_table(path: Path, *, only: frozenset[str] = frozenset()) -> tuple[Entry
     return tuple(entry for entry in entries if not only or entry.name in only)
 
 
-_KNOWN = frozenset(field.name for field in fields(Entry))
+_KNOWN = frozenset(field.name for field in fields(Entry)) - {"commit"}
 _LISTS = ("arguments", "files", "data")
 
 
@@ -126,6 +132,15 @@ def _faults_of(row: Mapping[str, Any]) -> list[str]:
     return faults
 
 
+def _faults_of_commits(commits: Mapping[str, Any], used: set[str]) -> list[str]:
+    faults = [
+        f"commit {commit!r} of {name!r} is not 40 hexadecimal digits"
+        for name, commit in commits.items()
+        if not re.fullmatch("[0-9a-f]{40}", str(commit))
+    ]
+    return faults + [f"no script is from {name!r} of [commits]" for name in commits.keys() - used]
+
+
 def _faults_of_names(names: list[str], only: frozenset[str], *, complete: bool) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     faults = [f"name {name!r} is there twice" for name in twice]
@@ -134,8 +149,8 @@ def _faults_of_names(names: list[str], only: frozenset[str], *, complete: bool) 
     return faults
 
 
-def _entry_of(row: Mapping[str, Any]) -> Entry:
-    given = dict(row)
+def _entry_of(row: Mapping[str, Any], commits: Mapping[str, str]) -> Entry:
+    given = {**row, "commit": commits.get(row["repository"], "")}
     given["arguments"] = tuple(str(each) for each in row.get("arguments", ()))
     given["files"] = tuple(row.get("files", ()))
     given["data"] = tuple((str(source), str(target)) for source, target in row.get("data", ()))

@@ -87,11 +87,25 @@ def test_all_faults_of_a_table_are_said(tmp_path: Path) -> None:
         assert fault in said
 
 
+def test_commit_of_a_repository_is_every_entrys(tmp_path: Path) -> None:
+    table = tmp_path / "table.toml"
+    row = '[[script]]\nname = "{}"\nrepository = "{}"\nfolder = "f"\nscript = "x"\n'
+    rows = row.format("a", "r/r") + row.format("b", "r/r") + row.format("c", "s/s")
+    table.write_text(f'[commits]\n"r/r" = "{"0a" * 20}"\n{rows}')
+    assert [entry.commit for entry in read_table(table)] == ["0a" * 20, "0a" * 20, ""]
+    table.write_text(f'[commits]\n"r/r" = "main"\n"t/t" = "{"0a" * 20}"\n{rows}')
+    with pytest.raises(TableError) as caught:
+        read_table(table)
+    for fault in ("commit 'main' of 'r/r' is not", "no script is from 't/t' of [commits]"):
+        assert fault in str(caught.value)
+
+
 def test_our_table_is_as_wide_as_it_should_be() -> None:
     entries = read_table(Path(commands.__file__).parent / "scripts.toml")
     assert len(entries) >= 40
     assert len({entry.repository for entry in entries}) >= 22
     assert {"loop", "Trainer", "Lightning", "accelerate"} <= {entry.style for entry in entries}
+    assert all(entry.commit for entry in entries)
 
 
 def test_unknown_name_in_only_is_refused(tmp_path: Path) -> None:
@@ -238,7 +252,7 @@ def test_step_time_is_the_median_of_the_later_steps() -> None:
 
 
 def test_page_has_a_row_for_each_script() -> None:
-    other = replace(ENTRY, name="vae")
+    other = replace(ENTRY, name="vae", commit="0a" * 20)
     answer = {"predicted_peak_bytes": 1 << 20, "measured_peak_bytes": 1 << 20}
     right = {
         **plain_runs(),
@@ -257,6 +271,7 @@ def test_page_has_a_row_for_each_script() -> None:
     assert "4 of 4 steps" in page
     assert "| mnist (some/one) |" in page
     assert "| vae (some/one) |" in page
+    assert "| some/one | `0a0a0a0a0a0a` |" in page
     assert "at the named budget right" in page
     assert "0.00 % in the median" in page
     assert "1.0 s later than plain's in the median, 1.0 s at worst (mnist)" in page
