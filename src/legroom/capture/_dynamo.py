@@ -26,6 +26,7 @@ from legroom.errors import TorchInterfaceError
 
 _TESTED = "2.13.0"
 _RECOMPILE_LIMIT = 256
+_MARK = "_dynamo_static_input_type"
 
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 Rewrite = Callable[[fx.GraphModule], list[str]]
@@ -51,6 +52,7 @@ def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., An
         handler = owner()
         assert handler is not None, "bug in legroom: a graph for somebody who is gone"
         made: Callable[..., Any] = dynamo.disable(handler(graph, inputs))
+        _remove_marks(inputs)
         return made
 
     compiled: Any = torch.compile(run, backend=disabled, dynamic=False)
@@ -62,6 +64,16 @@ def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., An
             return compiled(*args, **kwargs)
 
     return call
+
+
+def _remove_marks(inputs: list[Any]) -> None:
+    """Take off parameters what TorchDynamo notes there while it traces.
+
+    A model that is pickled whole would carry the note, and its file would not be plain's.
+    """
+    for value in inputs:
+        if getattr(value, _MARK, None) == "unguarded":  # another one is the user's own
+            delattr(value, _MARK)
 
 
 def stance(name: str) -> contextlib.AbstractContextManager[object]:

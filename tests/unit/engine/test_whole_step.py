@@ -1,6 +1,8 @@
 """What loops do around planned calls: in the plan, under one budget, before the second step."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -212,6 +214,28 @@ def test_a_share_is_of_what_is_measured_plain():
     measured_bytes = plain_peak_bytes(late_zero_grad)
     handle, _ = check_fitted(late_zero_grad, trained_plain(late_zero_grad), budget="80%")
     assert handle.report().plain_peak_bytes == pytest.approx(measured_bytes, rel=0.005)
+
+
+def test_a_fitted_model_that_is_dropped_is_gone():
+    def train_and_drop():
+        model, optimizer = make()
+        handle = legroom.fit(model, budget="lowest", optimizer=optimizer)
+        for number in range(3):
+            late_zero_grad(model, optimizer, number)
+        assert handle.plan.decisions
+        return weakref.ref(model)
+
+    gone = train_and_drop()
+    gc.collect()
+    assert gone() is None
+
+
+def test_planning_leaves_nothing_on_parameters():
+    model, optimizer = make()
+    legroom.fit(model, budget="lowest", optimizer=optimizer)
+    for number in range(3):
+        late_zero_grad(model, optimizer, number)
+    assert not [name for param in model.parameters() for name in vars(param)]
 
 
 # Several models -----------------------------------------------------------------------------------

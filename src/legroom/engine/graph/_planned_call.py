@@ -103,18 +103,21 @@ class PlannedCall:
         unused = source.unused_outputs if source is not None else frozenset()
         delivery, num_unplanned = Delivery(), len(self.unplanned)
         identity = PieceIdentity(self.kind)
+        executor = self._executor
 
+        # AOTAutograd keeps it as long as the program runs: this call, and so the model, must not be
+        # behind it.
         def make_backward(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-            return notebook.backward(identity, self._executor.compile(graph, inputs))
+            return notebook.backward(identity, executor.compile(graph, inputs))
 
         rewritten, _, _ = prepared(graph, detached=unused, rewrites=self._rewrites)
         piece = trace_joint(
             rewritten,
             tuple(inputs),
             partition=functools.partial(self._partition, identity, delivery, len(inputs)),
-            make_forward=self._executor.compile,
+            make_forward=executor.compile,
             make_backward=make_backward,
-            make_inference=self._executor.compile,
+            make_inference=executor.compile,
         )
         if len(self.unplanned) > num_unplanned:
             # As eager: a joint graph gives zeros to outputs that get no gradient, and adds them up.
