@@ -45,7 +45,7 @@ def test_ranks_of_torchrun_train_the_same_bits(python, tmp_path, num_ranks):
         return [(tmp_path / f"{name}-{rank}.txt").read_text() for rank in ranks], done.stderr
 
     fitted, said = train("fitted", "-m", *legroom_run())
-    assert said.count("measured peak") == num_ranks
+    assert said.count("tensors peaked at") == num_ranks
     assert fitted == train("plain")[0]
 
 
@@ -69,7 +69,7 @@ def test_forked_children_are_planned_and_it_is_said(python):
 
 def test_workers_of_a_loader_are_no_training(python):
     run = python(*legroom_run(CHILDREN, "none"))
-    assert run.returncode == 1
+    assert run.returncode == 0
     assert "ended without training" in run.stderr
 
 

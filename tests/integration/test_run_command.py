@@ -153,7 +153,6 @@ def test_a_share_is_named_once_and_kept(legroom, python):
     assert data["measured_peak_bytes"] <= data["budget_bytes"]
     assert len({*re.findall(r"budget (\S+ .iB)", run.stderr)}) == 1
     assert "Traceback" not in run.stderr
-    assert run.stdout == ""
 
 
 def test_failing_script_shows_its_own_traceback(legroom, python):
@@ -192,7 +191,7 @@ def test_exit_code_of_the_script_is_kept(legroom):
 def test_script_without_training_says_so(legroom, python):
     (python.folder / "idle.py").write_text("print('nothing')\n")
     run = legroom("run", "--budget", "50%", "idle.py")
-    assert run.returncode == 1
+    assert run.returncode == 0  # as plain Python's
     assert "ended without training" in run.stderr
 
 

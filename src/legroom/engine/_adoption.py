@@ -14,7 +14,9 @@ fitted right before it proceeds. See Note [Adoption].
 # 4. Where optimizers are known, a module is adopted whose parameters one of them owns, or that
 #    hands gradients on; until one is, a module whose parameters have gradients. So a forward pass
 #    in an `__init__`, or before the optimizer is made, adopts nothing.
-# 5. A program that drops a model can: once the door is closed we hold it weakly.
+# 5. Some programs wrap their model anew in every step. A few modules of one class are adopted, and
+#    further ones as long as planning has time left: looking at one takes longer than a small step.
+# 6. A program that drops a model can: once the door is closed we hold it weakly.
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ from torch.utils import _pytree as pytree
 
 from legroom.capture import ModulePaths, is_in_backward, saving_is_hooked, scan_heap
 from legroom.engine._fit import Fitted, fitted_around, fitted_within
+from legroom.engine._plain_calls import NEW_SHAPES
 from legroom.engine._run_report import RunReport
 from legroom.errors import UsageError
 
+_MOST_OF_A_CLASS = 4
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -50,6 +54,7 @@ class Adopted:
         self._held: Fitted | None = fitted
         self._fitted = weakref.ref(fitted)
         self._last_report: RunReport | None = None
+        self._num_plain = fitted.plain_calls.counts
 
     @property
     def report(self) -> RunReport | None:
@@ -68,12 +73,11 @@ class Adopted:
 
     @property
     def why_plain(self) -> tuple[str, ...]:
-        """Why calls of it run as they are, where some do."""
-        fitted = self._fitted()
-        return () if fitted is None else tuple(why for _, why in fitted.left_plain)
+        """Why calls of it run as they are, where some do; known when the model is gone, too."""
+        return tuple(self._num_plain)
 
     def let_go(self) -> None:
-        """See Note [Adoption], rule 5."""
+        """See Note [Adoption], rule 6."""
         self._last_report = self.report
         self._held = None
 
@@ -93,6 +97,7 @@ class Adoption:
         fit: Makes a module fitted, given its name.
         leave: Names of classes and paths of modules that stay as they are.
         owned: Says what the optimizers of the program update so far; None: not to be asked.
+        has_time: Whether planning has time left; see rule 5.
 
     Attributes:
         adopted: What was fitted, in order.
@@ -105,7 +110,10 @@ class Adoption:
         *,
         leave: tuple[str, ...] = (),
         owned: Callable[[], list[torch.Tensor]] | None = None,
+        has_time: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._has_time = has_time
+        self._num_adopted: Counter[type] = Counter()
         self._owned = owned
         self.adopted: list[Adopted] = []
         self.left: Counter[tuple[str, str]] = Counter()
@@ -219,6 +227,10 @@ class Adoption:
         if why_not:
             self.left[type(module).__name__, why_not] += 1
             return
+        if self._num_adopted[type(module)] >= _MOST_OF_A_CLASS and not self._has_time():
+            self._stay_plain.add(module)
+            self.left[type(module).__name__, NEW_SHAPES] += 1
+            return
         name = self._name(module)
         if {name, type(module).__name__, type(_unwrapped(module)).__name__} & {*self._leave}:
             self._stay_plain.add(module)
@@ -233,6 +245,7 @@ class Adoption:
             part.undo()
         fitted = self._fit(module, name)
         fitted.install()
+        self._num_adopted[type(module)] += 1
         self.adopted.append(Adopted(name, fitted))
 
     def _name(self, module: nn.Module) -> str:

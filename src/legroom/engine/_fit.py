@@ -25,7 +25,6 @@ import logging
 import statistics
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, final
@@ -238,6 +237,7 @@ class Fitted:
 
     Attributes:
         wrapper: What the user gave, where that only passes calls on to what is fitted, as DDP.
+        plain_calls: Those that trained and ran as they are.
     """
 
     def __init__(  # noqa: PLR0913 - `fit` explains them
@@ -272,14 +272,15 @@ class Fitted:
         self.training = training or Training(options)
         self.label = label or type(self._module).__name__
         self._kinds = KindsOfCall(self, options)
-        self._plain_calls = PlainCalls(self.say, is_refused=options.on_unplannable == "error")
-        self._probation = Probation(self._plain_calls.leave)
+        self.plain_calls = PlainCalls(
+            self.say, is_refused=options.on_unplannable == "error", said=self.training.said
+        )
+        self._probation = Probation(self.plain_calls.leave)
         self.planning_time = planning_time or PlanningTime()
         self._latest: PlannedKind | None = None
         self._is_busy = False
         self._has_shapes = not is_module
         self._num_failed_backwards = guard.num_failed
-        self._left_plain: Counter[str] = Counter()
         self._hooks = contextlib.ExitStack()
         self._is_installed = False
         self._call_before: Callable[..., Any] | None = None
@@ -380,18 +381,18 @@ class Fitted:
         why_plain = self._why_plain()
         if why_plain is not None:
             if why_plain:
-                self._left_plain[why_plain] += 1
+                self.plain_calls.counts[why_plain] += 1
             return self._plain(*args, **kwargs)
         key = call_key(self._module, args, kwargs)
-        if self._plain_calls.why(key) is not None:
-            return self._plain_calls.call(key, self._plain, args, kwargs)
+        if self.plain_calls.why(key) is not None:
+            return self.plain_calls.call(key, self._plain, args, kwargs)
         if self._kinds.find(key) is None:
             num_steps = self._step_watch().num_steps
             if self._probation.holds(key, num_steps, (args, kwargs)):
                 return self._probation.call(key, self._plain, args, kwargs)
         kind = self._ready_kind(key, args, kwargs)
         if kind is None:
-            return self._plain_calls.call(key, self._plain, args, kwargs)
+            return self.plain_calls.call(key, self._plain, args, kwargs)
         return self._call_kind(kind, key, args, kwargs)
 
     def _ready_kind(
@@ -459,7 +460,7 @@ class Fitted:
         """
         why = self._kinds.why_left(key)
         if why is not None:
-            self._plain_calls.leave(key, why)
+            self.plain_calls.leave(key, why)
             return None
         try:
             return self._plan_kind(key, args, kwargs)
@@ -468,7 +469,7 @@ class Fitted:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            self._plain_calls.leave(key, reason_of(error, (args, kwargs)))
+            self.plain_calls.leave(key, reason_of(error, (args, kwargs)))
             return None
 
     def _first_call(
@@ -492,7 +493,7 @@ class Fitted:
         put_back()
         self._step_watch().close()
         self._kinds.drop(key)
-        return self._plain_calls.call(key, self._plain, args, kwargs, why=why)
+        return self.plain_calls.call(key, self._plain, args, kwargs, why=why)
 
     def _why_plain(self) -> str | None:
         """Why a call is not planned; see Note [Fitted calls], rule 3. None where it is."""
@@ -690,11 +691,7 @@ class Fitted:
     @property
     def left_plain(self) -> tuple[tuple[str, str], ...]:
         """What was not planned, and how often."""
-        left = tuple(
-            (f"{count} {'call' if count == 1 else 'calls'}", why)
-            for why, count in self._left_plain.items()
-        )
-        return (*left, *self._plain_calls.reasons())
+        return self.plain_calls.reasons()
 
     @property
     def step_ms(self) -> float | None:

@@ -31,14 +31,20 @@ class PlainCalls:
     Args:
         say: Tells the user.
         is_refused: Whether the user wants an error instead.
+        said: Reasons that the user was told, of other models too.
+
+    Attributes:
+        counts: How many calls ran as they are, by reason.
     """
 
-    def __init__(self, say: Callable[[str], None], *, is_refused: bool) -> None:
+    def __init__(
+        self, say: Callable[[str], None], *, is_refused: bool, said: set[str] | None = None
+    ) -> None:
         self._say = say
         self._is_refused = is_refused
         self._why: dict[CallKey, str] = {}
-        self._counts: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self._said = set() if said is None else said
 
     def why(self, key: CallKey) -> str | None:
         """Why calls of this kind run as they are; None: they do not."""
@@ -72,7 +78,7 @@ class PlainCalls:
         if why is not None:
             self.leave(key, why)
         why = self._why[key]
-        self._counts[why] += 1
+        self.counts[why] += 1
         if why not in self._said:
             self._said.add(why)
             where = line_of_caller()
@@ -84,7 +90,7 @@ class PlainCalls:
         """What was not planned and why, for the report."""
         return tuple(
             (f"{count} {'call' if count == 1 else 'calls'}", why)
-            for why, count in self._counts.items()
+            for why, count in self.counts.items()
         )
 
 

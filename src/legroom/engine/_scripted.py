@@ -147,7 +147,9 @@ class FittedScript:
         check_budget(options.budget or options.activations or options.stash)
         self.finder = StepFinder(self._step_ends)
         self.finder.observer = _Listener(self, listener or AbstractTrainingObserver())
-        self.adoption = Adoption(self._fit, leave=leave, owned=self.finder.owned_tensors)
+        self.adoption = Adoption(
+            self._fit, leave=leave, owned=self.finder.owned_tensors, has_time=self._has_time
+        )
         self._script = script
         self._options = options
         self._executor = executor
@@ -196,6 +198,10 @@ class FittedScript:
         return self.finder.steps.num_steps
 
     # Models --------------------------------------------------------------------------------------
+
+    def _has_time(self) -> bool:
+        """Whether a new model is planned; a budget in bytes is kept however long that takes."""
+        return self._training.has_limit or not self._planning_time.is_spent
 
     def _fit(self, module: nn.Module, name: str) -> Fitted:
         self._last_news = self._num_steps

@@ -121,6 +121,9 @@ class Training:
         defers: Whether a budget in bytes that a single call does not fit is refused only when the
             whole step was seen, so that the number named is the whole step's.
         on_planned: Is told whose whole step was planned for the first time.
+
+    Attributes:
+        said: Why calls run as they are, as far as the user was told.
     """
 
     def __init__(
@@ -137,8 +140,14 @@ class Training:
         self._members: dict[int, _Member] = {}
         self._groups: list[_Group] = []
         self._has_said = False
+        self.said: set[str] = set()
         self._on_planned = on_planned or (lambda fitted: None)
         self.defers = defers and budget.num_bytes is not None
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the budget is in bytes."""
+        return self._budget.num_bytes is not None
 
     def add(self, owner: Fitted, kind: PlannedKind) -> None:
         """A new kind of call was planned; see Note [Training], rules 1 and 6."""

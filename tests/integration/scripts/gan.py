@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+torch.manual_seed(0)
+
 G = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32))
 D = nn.Sequential(nn.Linear(32, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
 g_opt = torch.optim.Adam(G.parameters(), lr=1e-4)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from legroom.engine._adoption import Adoption
 from legroom.engine._arguments import options_from
 from legroom.engine._fit import Fitted
+from legroom.engine._plain_calls import PlainCalls
 from legroom.engine.graph import choose_executor
 
 
@@ -19,6 +20,7 @@ class Pretender:
 
     def __init__(self, module):
         self.module, self.is_installed, self.plan = module, False, None
+        self.plain_calls = PlainCalls(print, is_refused=False)
 
     def install(self):
         self.is_installed = True
