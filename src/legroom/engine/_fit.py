@@ -435,15 +435,18 @@ class Fitted:
         watch.call_begins((kind.number, kind.generation), kind.on_reading)
         self._is_busy = True
         try:
-            if kind.num_calls == 1:
-                output = self._first_call(kind, key, args, kwargs)
-            else:
+            if kind.has_run:
                 output = kind.call(*args, **kwargs)
+            else:
+                output = self._first_call(kind, key, args, kwargs)
+                kind.has_run = True
         except BaseException:
             watch.close()  # what it leaves behind until it is forgotten is no part of a step
             raise
         finally:
             self._is_busy = False
+        if kind.is_forgotten:
+            return output
         why_anew = self._kinds.drop_if_other(key, kind)
         if why_anew is not None:  # this step is not one that was planned; the next is
             watch.close()

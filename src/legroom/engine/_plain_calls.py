@@ -106,6 +106,7 @@ def reason_of(error: BaseException, arguments: object = ()) -> str:
             return (
                 f"a sparse tensor ({layout}) is among the arguments, and those cannot be captured"
             )
+    error = getattr(error, "inner_exception", error)  # TorchDynamo wraps what a backend raises
     if isinstance(error, NothingCapturedError) and error.reasons:
         return _first_line(error.reasons[0])
     if isinstance(error, CopyFailedError):

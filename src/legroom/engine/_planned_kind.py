@@ -41,6 +41,7 @@ class PlannedKind:
         is_checked: Whether it is known how far its gradients are off, or they are exact.
         density_watch: What watches its first call; see Note [Density].
         num_calls: How often it was called.
+        has_run: Whether what is called now, under the plan of now, has run to its end once.
         last_call: When it was called last, by a clock that only goes on.
         number: Different from all others of this process.
         generation: How many plans it has followed before this one.
@@ -53,6 +54,7 @@ class PlannedKind:
         self.is_stale = self.is_checked = False
         self.density_watch: DensityWatch | None = None
         self.num_calls = 0
+        self.has_run = False
         self.last_call = time.monotonic()
         self._owner = weakref.proxy(owner)
         self.generation = 0
@@ -104,7 +106,7 @@ class PlannedKind:
 
     def _replace_call(self, call: Callable[..., Any]) -> None:
         self._forget_call()
-        self.call = call
+        self.call, self.has_run = call, False
 
     def watch_density(self, owner: Fitted) -> None:
         """Have the first call watched, where that can pay."""

@@ -104,14 +104,19 @@ def programs_of(search: Search, choice: Choice) -> dict[int, PieceProgram]:
 
 
 def _dropped(problem: Problem, choice: Choice, trace: Trace) -> dict[int, set[tuple[str, int]]]:
-    """What is made again, and what would be held elsewhere but comes back with something else."""
+    """What is made again, and what would be held elsewhere but comes back with something else.
+
+    What the loop holds until backward has read it is not made again: backward reads that.
+    """
     found: dict[int, set[tuple[str, int]]] = defaultdict(set)
     put = set(trace.put)
+    again = {operation for _, operation, _ in trace.instructions}
     for number, (candidate, index) in enumerate(
         zip(problem.candidates, choice.options, strict=True)
     ):
         op, saving = problem.graph.operations[candidate.producer], candidate.options[index].saving
-        is_gone = saving.runs_producer or (saving.is_moved and number not in put)
+        is_made_again = saving.runs_producer and candidate.producer in again
+        is_gone = is_made_again or (saving.is_moved and number not in put)
         if is_gone and op.piece >= 0:
             found[op.piece].add((op.node, op.writes.index(candidate.tensor)))
     return found

@@ -14,7 +14,7 @@ from legroom.capture import ObservedStep
 from legroom.engine import Fitted
 from legroom.engine._watch import StepWatch
 from legroom.engine._whole_step import Training
-from legroom.engine.graph import choose_executor
+from legroom.engine.graph import Eager, choose_executor
 from legroom.errors import InfeasibleBudgetError
 from legroom.plan import PlanOptions
 from tests.unit.engine.training import Block, bytes_of, first_difference, state_of
@@ -214,6 +214,60 @@ def test_a_share_is_of_what_is_measured_plain():
     measured_bytes = plain_peak_bytes(late_zero_grad)
     handle, _ = check_fitted(late_zero_grad, trained_plain(late_zero_grad), budget="80%")
     assert handle.report().plain_peak_bytes == pytest.approx(measured_bytes, rel=0.005)
+
+
+class Normalised(nn.Module):
+    """Makes its weight anew in each call and keeps it, as `nn.utils.weight_norm` does."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.direction = nn.Parameter(torch.randn(width, width))
+        self.length = nn.Parameter(torch.ones(width, 1))
+
+    def forward(self, value):
+        norm = self.direction.norm(dim=1, keepdim=True)
+        self.weight = self.length * self.direction / norm
+        return value + F.dropout(F.relu(F.linear(value, self.weight)), 0.2)
+
+
+def make_normalised():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Normalised() for _ in range(4)), nn.Linear(16, 64))
+    return model, torch.optim.Adam(model.parameters())
+
+
+def trained(model, optimizer):
+    torch.manual_seed(1)
+    for number in range(NUM_STEPS):
+        late_zero_grad(model, optimizer, number)
+    return b"".join(bytes_of(param) for param in model.parameters())
+
+
+def test_what_modules_keep_until_their_next_call_is_read_by_backward():
+    plain = trained(*make_normalised())
+    model, optimizer = make_normalised()
+    handle = legroom.fit(model, activations="50%", optimizer=optimizer)
+    assert trained(model, optimizer) == plain
+    assert not handle.left_plain
+    assert handle.report().predicted_peak_bytes < handle.report().plain_peak_bytes
+
+
+def test_a_plan_that_cannot_be_compiled_leaves_the_call_as_it_is(monkeypatch):
+    plain = trained(*make_normalised())
+    model, optimizer = make_normalised()
+    handle = legroom.fit(model, activations="50%", optimizer=optimizer)
+    real, num_compiled = Eager.compile, []
+
+    def compile_once(executor, graph, inputs):
+        num_compiled.append(graph)
+        if len(num_compiled) > 2:  # forward and backward of the first step's plan
+            raise ValueError("no more")
+        return real(executor, graph, inputs)
+
+    monkeypatch.setattr(Eager, "compile", compile_once)
+    assert trained(model, optimizer) == plain
+    assert len(num_compiled) == 3
+    assert handle.left_plain == (("4 calls", "ValueError: no more"),)
 
 
 def test_a_fitted_model_that_is_dropped_is_gone():
