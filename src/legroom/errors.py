@@ -315,7 +315,7 @@ class UnplannedGradientError(LegroomError):
     def __init__(self) -> None:
         super().__init__(
             "gradients are taken of an output of a fitted call besides its loss; the plan was made "
-            "for the loss alone.\n"
+            "for the loss alone, since the budget has no room for a step as it is.\n"
             "  try: legroom.fit on a function that returns the whole loss, and call that instead"
         )
 

@@ -196,6 +196,14 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def next_sequence_number() -> int:
+    """The number that the next node gets which this thread makes."""
+    number: Any = getattr(torch.autograd, "_get_sequence_nr", None)
+    if number is None:
+        raise TorchInterfaceError("torch.autograd._get_sequence_nr", tested=_TESTED)
+    return int(number())
+
+
 def is_in_backward() -> bool:
     """Whether the autograd engine is running on this thread."""
     current: Any = getattr(torch._C, "_current_graph_task_id", None)

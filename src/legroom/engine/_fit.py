@@ -55,13 +55,20 @@ from legroom.engine._arguments import as_tuple, options_from
 from legroom.engine._call_key import CallKey, call_key
 from legroom.engine._kinds_of_call import KindsOfCall
 from legroom.engine._observer import FitObserver
+from legroom.engine._outputs_in_use import KEPT, OutputsInUse
 from legroom.engine._plain_calls import PlainCalls, reason_of
 from legroom.engine._planned_kind import PlannedKind
 from legroom.engine._planning_time import PlanningTime
 from legroom.engine._probation import Probation, watched_for_marks
 from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import remember_buffers
-from legroom.engine._step_plan import StepPlan, made_up_step, plan_call
+from legroom.engine._step_plan import (
+    StepPlan,
+    differentiated_outputs,
+    made_up_step,
+    output_tensors,
+    plan_call,
+)
 from legroom.engine._watch import StepEnds, StepWatch
 from legroom.engine._whole_step import Training
 from legroom.engine.graph import (
@@ -276,6 +283,7 @@ class Fitted:
             self.say, is_refused=options.on_unplannable == "error", said=self.training.said
         )
         self._probation = Probation(self.plain_calls.leave)
+        self._outputs = OutputsInUse(output_tensors, differentiated_outputs)
         self.planning_time = planning_time or PlanningTime()
         self._latest: PlannedKind | None = None
         self._is_busy = False
@@ -371,6 +379,7 @@ class Fitted:
         guard.acquire()
         self._hooks.callback(guard.release)
         self._hooks.enter_context(observe_backward(watched_for_marks))
+        self._hooks.enter_context(observe_backward(self._outputs.watched))
         self._hooks.enter_context(compiled_models_pass_calls_on())
 
     # Calls ---------------------------------------------------------------------------------------
@@ -391,9 +400,40 @@ class Fitted:
             if self._probation.holds(key, num_steps, (args, kwargs)):
                 return self._probation.call(key, self._plain, args, kwargs)
         kind = self._ready_kind(key, args, kwargs)
+        if kind is not None and self._waits_for_outputs(kind, key):
+            return self._outputs.call(key, self._plain, args, kwargs)
+        kind = kind and self._kind_for_outputs(kind, key, args, kwargs)
         if kind is None:
             return self.plain_calls.call(key, self._plain, args, kwargs)
         return self._call_kind(kind, key, args, kwargs)
+
+    def _waits_for_outputs(self, kind: PlannedKind, key: CallKey) -> bool:
+        """Whether it is to be seen first which outputs are in use; see Note [Outputs in use]."""
+        if kind.has_run or kind.num_calls or self._kinds.is_of_step(kind):
+            return False
+        if kind.key is None or not kind.step_plan.leaves_outputs_out:
+            return False
+        if self._kinds.is_limit:
+            has_room = kind.step_plan.plain_peak_bytes <= kind.step_plan.budget_bytes
+        else:
+            free_bytes = tiers.available_bytes(self._device)
+            has_room = free_bytes is None or kind.step_plan.plain_peak_bytes <= free_bytes // 2
+        return has_room and self._outputs.holds(key, self._step_watch().num_steps)
+
+    def _kind_for_outputs(
+        self, kind: PlannedKind, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> PlannedKind | None:
+        """The kind, planned for the outputs that are in use; None: it stays as it is."""
+        if not self._outputs.is_open(key):
+            return kind
+        if not self._outputs.end(key):
+            self._kinds.drop(key)
+            self.plain_calls.leave(key, KEPT)
+            return None
+        if self._outputs.places(key) is None:
+            return kind
+        self._kinds.drop(key)
+        return self._ready_kind(key, args, kwargs)
 
     def _ready_kind(
         self, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -527,7 +567,13 @@ class Fitted:
         return self._kinds.plan(
             self,
             key,
-            lambda: made_up_step(self._module, args, kwargs, self._find_optimizers()),
+            lambda: made_up_step(
+                self._module,
+                args,
+                kwargs,
+                self._find_optimizers(),
+                places=self._outputs.places(key),
+            ),
         )
 
     def _measure_batch(
@@ -566,10 +612,14 @@ class Fitted:
                 tensor for tensor in scan_heap().tensors if isinstance(tensor, nn.Parameter)
             )
 
+    @property
+    def _device(self) -> torch.device:
+        devices = (param.device for param in self._parameters())
+        return next(devices, torch.device("cpu"))
+
     def _step_watch(self) -> StepWatch:
         if self._watch is None:
-            devices = [param.device for param in self._parameters()]
-            self._watch = StepWatch(devices[0] if devices else torch.device("cpu"))
+            self._watch = StepWatch(self._device)
             self.training.watch(self._watch)
             self._step_ends = StepEnds(self._watch, self._find_optimizers())
             self._hooks.callback(self._step_ends.close)

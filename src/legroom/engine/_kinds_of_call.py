@@ -122,7 +122,7 @@ class KindsOfCall:
         """Why a new kind gets no plan; see Note [Kinds of call], rule 4. None: it gets one."""
         if not self._owner.planning_time.is_spent:
             return None
-        if not self._is_limit:
+        if not self.is_limit:
             return NEW_SHAPES
         fits = any(
             kind.key is not None
@@ -159,15 +159,15 @@ class KindsOfCall:
         try:
             step_plan = self._plan_within(step, self._options, least_bytes)
         except InfeasibleError as error:
-            waits = not is_whole and (self._owner.training.defers or not self._is_limit)
+            waits = not is_whole and (self._owner.training.defers or not self.is_limit)
             waits &= isinstance(error, InfeasibleBudgetError)
-            if not waits and (self._is_limit or not known):
+            if not waits and (self.is_limit or not known):
                 raise
             if not waits:
                 why = _first_line(error)
                 self._owner.say(f"{why} For this kind of call the lowest plan is used")
             return self._lowest(step, least_bytes)
-        if self._is_limit and not is_whole:
+        if self.is_limit and not is_whole:
             plain_bytes = step_plan.plain_peak_bytes
             if step_plan.programs or _AMPLE * plain_bytes > step_plan.budget_bytes:
                 step_plan.use_lowest()  # until it is known what the loop takes
@@ -191,7 +191,7 @@ class KindsOfCall:
         return planned
 
     @property
-    def _is_limit(self) -> bool:
+    def is_limit(self) -> bool:
         """Whether the budget was given in bytes."""
         budget = self._options.chosen_budget
         return budget is not None and budget.num_bytes is not None
@@ -204,7 +204,7 @@ class KindsOfCall:
         Raises:
             LegroomError: The budget is a limit, or training has just begun.
         """
-        if self._is_limit or next(iter(self), kind) is kind:
+        if self.is_limit or next(iter(self), kind) is kind:
             raise error
         self._owner.say(f"{_first_line(error)} Training goes on")
 

@@ -97,6 +97,11 @@ class StepPlan:
         return self.planner.plain.peak_bytes + self.outside_bytes
 
     @property
+    def leaves_outputs_out(self) -> bool:
+        """Whether a call makes something that could have gradients, and is planned to have none."""
+        return any(each.unused_outputs for each in self.capture.sources if each.piece >= 0)
+
+    @property
     def budget_in_words(self) -> str:
         """What was asked for, where that is not bytes; with what else sets the bytes."""
         if self.budget.num_bytes is not None:
@@ -401,13 +406,19 @@ def made_up_step(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     optimizers: Iterable[Optimizer],
+    *,
+    places: frozenset[int] | None = None,
 ) -> Callable[[], None]:
-    """A training step around a call; see Note [Made-up step]."""
+    """A training step around a call; see Note [Made-up step].
+
+    Args:
+        places: Which outputs are in use, where that was seen; see Note [Outputs in use].
+    """
     args, kwargs = pytree.tree_map(cut_off, (args, kwargs))
     optimizers = tuple(optimizers)
 
     def step() -> None:
-        roots = list(differentiated_outputs(call(*args, **kwargs)))
+        roots = list(differentiated_outputs(call(*args, **kwargs), places))
         gradients = [None if root.numel() == 1 else torch.empty_like(root) for root in roots]
         with backward_habit.like_the_loop():
             torch.autograd.backward(roots, gradients)
@@ -425,21 +436,32 @@ def cut_off(value: Any) -> Any:
     return value
 
 
-def differentiated_outputs(output: Any) -> Iterator[torch.Tensor]:
-    """What a training loop presumably takes gradients of; see Note [Made-up step], rule 1."""
+def differentiated_outputs(
+    output: Any, places: frozenset[int] | None = None
+) -> Iterator[torch.Tensor]:
+    """What a training loop presumably takes gradients of; see Note [Made-up step], rule 1.
+
+    Args:
+        places: Those that it was seen to take gradients of, among `output_tensors`.
+    """
+    tensors = output_tensors(output)
+    if places is not None:
+        yield from (tensor for place, tensor in enumerate(tensors) if place in places)
+        return
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, dict):
         loss = output.get("loss")
     if isinstance(loss, torch.Tensor) and _is_loss(loss):
         yield loss
         return
-    tensors = [
-        leaf
-        for leaf in pytree.tree_leaves(_plain_containers(output))
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
     losses = [tensor for tensor in tensors if _is_loss(tensor)]
-    yield from losses[:1] or {id(tensor): tensor for tensor in tensors}.values()
+    yield from losses[:1] or (tensor for tensor in tensors if tensor.requires_grad)
+
+
+def output_tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors among what a call returns, each once."""
+    leaves = pytree.tree_leaves(_plain_containers(output))
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
 def _is_loss(value: torch.Tensor) -> bool:

@@ -11,7 +11,6 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import final
 
 import torch
@@ -22,6 +21,7 @@ from legroom.meter._devices import Device, modelled_times
 from legroom.meter._resident import release_free_heap
 from legroom.meter._stopwatch import LONG_MS, Call, measure_workspace, time_round, undisturbed
 from legroom.meter._time_cache import TimeCache, device_name, surroundings_of
+from legroom.tiers import available_bytes
 from legroom.units import format_bytes
 
 OnProgress = Callable[[str, int, int], None]
@@ -191,12 +191,5 @@ def _restricted(
 
 def _four_fifths_of_free(device: torch.device) -> int | None:
     """None where the system does not tell."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) * 4 // 5
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024 * 4 // 5
-    except OSError:
-        pass
-    return None
+    free_bytes = available_bytes(device)
+    return None if free_bytes is None else free_bytes * 4 // 5

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from legroom.errors import UsageError
 from legroom.registry import Registry
 from legroom.tiers._accelerator import AbstractAccelerator, Cuda
+from legroom.tiers._available import available_bytes
 from legroom.tiers._disk import Disk
 from legroom.tiers._file import AbstractFile, SystemFile
 from legroom.tiers._folder import file_system_of
@@ -30,6 +31,7 @@ __all__ = [
     "Host",
     "SystemFile",
     "TierUse",
+    "available_bytes",
     "current",
     "disk",
     "file_system_of",

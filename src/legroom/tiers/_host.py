@@ -24,18 +24,20 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 import torch
 
 from legroom.errors import TierError, TierSpaceError, UsageError
 from legroom.tiers._accelerator import AbstractAccelerator, Cuda
+from legroom.tiers._available import available_bytes
 from legroom.tiers._extents import ALIGNMENT, Extents, rounded_up
 from legroom.tiers._layout import Layout, layout_of, named, relaid
 from legroom.tiers._slots import AbstractSlot, Slots
 from legroom.tiers._ticket import Claim, new_ticket
 from legroom.tiers._tier import AbstractTier, TierUse
+
+_CPU = torch.device("cpu")
 
 _SLAB_BYTES = 64 * 1024**2
 
@@ -134,7 +136,7 @@ class Host(AbstractTier):
 
     def free_bytes(self) -> int:
         """What the machine has left, beside what is pinned already."""
-        return _available_bytes()
+        return available_bytes(_CPU) or 0
 
     def put(self, tensor: torch.Tensor, *, label: str = "") -> torch.Tensor:
         """A ticket for the tensor, at once; see Note [Marks], rule 1."""
@@ -271,7 +273,7 @@ class Host(AbstractTier):
                 tier=self.name,
                 folder="pinned host memory",
                 wanted_bytes=num_bytes,
-                free_bytes=_available_bytes(),
+                free_bytes=self.free_bytes(),
                 reason=str(error).partition("\n")[0],
             ) from error
 
@@ -320,14 +322,3 @@ def _bytes_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def _current_device() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
-def _available_bytes() -> int:
-    """What the system would give; 0 where it does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
