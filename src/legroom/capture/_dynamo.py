@@ -226,8 +226,25 @@ def set_call(module: nn.Module, function: Callable[..., Any] | None) -> None:
         raise TorchInterfaceError("nn.Module._compiled_call_impl", tested=_TESTED)
     if function is None:
         vars(module).pop("_compiled_call_impl", None)
-    else:
-        vars(module)["_compiled_call_impl"] = function
+        vars(module).pop("__getstate__", None)
+        return
+    vars(module)["_compiled_call_impl"] = function
+    kind: Any = type(module)
+    if kind.__getstate__ is not nn.Module.__getstate__:
+        owner = weakref.ref(module)
+        vars(module)["__getstate__"] = lambda: _plain_state(owner())
+
+
+def _plain_state(module: Any) -> Any:
+    """What is pickled of a module of which PyTorch does not leave out itself how it is called.
+
+    `nn.LSTM` and its like say themselves what is pickled of them: all that they have.
+    """
+    state = type(module).__getstate__(module)
+    if not isinstance(state, dict):
+        return state
+    ours = ("_compiled_call_impl", "__getstate__")
+    return {name: value for name, value in state.items() if name not in ours}
 
 
 def call_that_is_set(module: nn.Module) -> Callable[..., Any] | None:

@@ -6,12 +6,17 @@ frames are cut out of the traceback, so that a failure reads as it would without
 
 from __future__ import annotations
 
+import builtins
+import importlib.machinery
 import importlib.util
+import io
 import os
 import runpy
 import sys
 import threading
 import traceback
+import types
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,12 +117,14 @@ def run_script(script: Script) -> ScriptOutcome:
     A `SystemExit` with code 0 is a normal end; Ctrl-C comes back as a `KeyboardInterrupt`.
     """
     script.check()
+    _forget_unions()
     with _as_main(script):
         try:
             if script.is_module:
                 runpy.run_module(script.target, run_name="__main__", alter_sys=True)
-            else:
-                # As Python itself does: __file__ is absolute, sys.argv[0] is as typed.
+            elif os.path.isfile(script.target):
+                _run_file(script.target)
+            else:  # a folder with a __main__.py
                 runpy.run_path(os.path.abspath(script.target), run_name="__main__")
         except StopScript:
             return ScriptOutcome(error=None, was_stopped=True)
@@ -127,6 +134,37 @@ def run_script(script: Script) -> ScriptOutcome:
         except BaseException as error:
             return ScriptOutcome(error=error, was_stopped=False)
     return ScriptOutcome(error=None, was_stopped=False)
+
+
+def _run_file(target: str) -> None:
+    """Run a file as Python itself does: `__file__` is absolute, `sys.argv[0]` is as typed.
+
+    `runpy.run_path` changes `sys.argv[0]`, which scripts write into their logs.
+    """
+    path = os.path.abspath(target)
+    module = types.ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(module).update(
+        __file__=path, __cached__=None, __loader__=loader, __builtins__=builtins, __package__=None
+    )
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.modules["__main__"] = before
+
+
+def _forget_unions() -> None:
+    """Have `typing` forget the unions that were made so far.
+
+    It takes `Union[int, float]` for `Union[float, int]` once somebody made that, and parsers of
+    command lines try types in their order: what legroom has imported must not decide that.
+    """
+    for forget in getattr(typing, "_cleanups", ()):
+        forget()
 
 
 @contextmanager

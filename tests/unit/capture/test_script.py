@@ -88,3 +88,31 @@ def test_an_interrupt_is_an_outcome(write):
 def test_the_command_reads_as_typed():
     assert Script("train.py", ("--lr", "1")).command == "python train.py --lr 1"
     assert Script("pkg.train", (), is_module=True).command == "python -m pkg.train"
+
+
+def test_the_script_sees_its_name_as_it_was_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "seen.py").write_text(
+        "import sys, pickle\n"
+        "class Kept: pass\n"
+        "pickle.loads(pickle.dumps(Kept()))\n"
+        "print(sys.argv[0], __file__, __name__)\n"
+    )
+    outcome = run_script(Script("inner/seen.py"))
+    assert outcome.error is None
+    path = tmp_path / "inner" / "seen.py"
+    assert capsys.readouterr().out == f"inner/seen.py {path} __main__\n"
+
+
+def test_unions_that_others_made_do_not_decide_the_scripts(tmp_path, monkeypatch, capsys):
+    import typing
+
+    monkeypatch.chdir(tmp_path)
+    kept = typing.Union[float, int, None]  # noqa: UP007
+    (tmp_path / "unions.py").write_text(
+        "from typing import Union\nprint(Union[int, float, None].__args__)\n"
+    )
+    assert run_script(Script("unions.py")).error is None
+    assert capsys.readouterr().out == "(<class 'int'>, <class 'float'>, <class 'NoneType'>)\n"
+    assert kept.__args__[0] is float

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -337,6 +338,17 @@ def test_copies_and_pickles_are_plain(shared):
         assert first_difference(state_of(model), state_of(each)) in (None, "random state")
     backward_of_batch(copies[0], 0)
     assert all(param.grad is not None for param in copies[0].parameters())
+
+
+def test_pickles_of_recurrent_layers_are_plain():
+    model = nn.LSTM(4, 4)
+    plain = pickle.dumps(model)
+    handle = legroom.fit(model, budget="100%")
+    assert pickle.dumps(model) == plain
+    assert "_compiled_call_impl" not in vars(copy.deepcopy(model))
+    handle.undo()
+    assert pickle.dumps(model) == plain
+    assert "__getstate__" not in vars(model)
 
 
 class UpdatesInBackward:
