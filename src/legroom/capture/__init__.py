@@ -48,6 +48,7 @@ from legroom.capture._in_place import write_in_place
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kernels import kernel_compiler
 from legroom.capture._kinds import STATE, Kind, Phase
+from legroom.capture._loaders import samples_remembered
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
 from legroom.capture._nodes import is_tangent
 from legroom.capture._observed import Holding, ObservedRun, ObservedStep, Stretch
@@ -167,6 +168,7 @@ __all__ = [
     "real_tensors",
     "rnn_operations",
     "run_script",
+    "samples_remembered",
     "saved_tensors",
     "saving_is_hooked",
     "scan_heap",

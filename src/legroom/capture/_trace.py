@@ -283,8 +283,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """See Note [Recording], rule 6."""
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             return False
-        if func.is_view and func.overloadpacket.__name__ in _LIFTS:
-            return False
         raws = [self.find(tensor) for tensor in tensors]
         written = [self.find(tensor) for tensor in _written_by(func, args, kwargs)]
         is_known = not any(raw is not None and raw.index in self._unknown for raw in raws)

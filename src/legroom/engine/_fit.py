@@ -59,7 +59,7 @@ from legroom.engine._outputs_in_use import KEPT, OutputsInUse
 from legroom.engine._plain_calls import PlainCalls, reason_of
 from legroom.engine._planned_kind import PlannedKind
 from legroom.engine._planning_time import PlanningTime
-from legroom.engine._probation import Probation, watched_for_marks
+from legroom.engine._probation import LOOKED_AT, Probation, watched_for_marks
 from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import remember_buffers
 from legroom.engine._step_plan import (
@@ -398,6 +398,7 @@ class Fitted:
         if self._kinds.find(key) is None:
             num_steps = self._step_watch().num_steps
             if self._probation.holds(key, num_steps, (args, kwargs)):
+                self.plain_calls.counts[LOOKED_AT] += 1
                 return self._probation.call(key, self._plain, args, kwargs)
         kind = self._ready_kind(key, args, kwargs)
         if kind is not None and self._waits_for_outputs(kind, key):

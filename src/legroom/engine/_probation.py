@@ -35,6 +35,7 @@ _MARK = "legroom.probation"
 _SAYS_SO = re.compile(r"create_graph\s*=\s*(?!False)|autograd\.functional\.(?:hessian|hvp|vhp)")
 _LONGEST = 2**20
 
+LOOKED_AT = "first calls, looked at for gradients of gradients before they are planned"
 TWICE = "gradients of its gradients are taken (create_graph=True)"
 
 

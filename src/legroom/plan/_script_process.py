@@ -9,10 +9,11 @@ one, or how the script ended before it trained. See Note [Script process].
 #    while copies of it go on, see Note [Fork]: in each, one or two steps run on tensors without
 #    memory, and nothing is written, sent or moved.
 # 2. The first copy records the plain step, the second learns about TorchDynamo's graphs and records
-#    the step in pieces. Each goes on to a second step, where optimizer state and what the loop
-#    keeps between steps is as in all that follow. A program that ends before, or fails between two
-#    steps, has its first step captured; what is missing then, further copies record.
-# 3. Where the step cannot be captured, two real ones are measured, in this process and without
+#    the step in pieces. Each goes on to the third step, which is the one that `legroom profile`
+#    records: optimizer state, and what the loop keeps between steps, is there by then. A program
+#    that ends before, or fails between two steps, has an earlier step captured; what is missing
+#    then, further copies record.
+# 3. Where the step cannot be captured, three real ones are measured, in this process and without
 #    effects as well.
 # 4. From the border on the process ends by `os._exit`: nothing of the script's that stands after it
 #    runs. A script that ends before its border ends as it would without legroom.
@@ -49,6 +50,7 @@ from legroom.capture import (
     leave_no_effects,
     read_message,
     run_script,
+    samples_remembered,
     split,
 )
 from legroom.errors import CaptureFailedError, LegroomError, NothingCapturedError
@@ -60,10 +62,10 @@ _MOST_S = 600.0
 """How long the first step of a copy may take."""
 _PATIENCE_S, _PATIENCE = 10.0, 3.0
 """How long what comes after a recorded step may take: so long, or so many times as long as it."""
-_MEASURED_STEPS = 2
+_MEASURED_STEPS = 3
 
-_PLAIN = (CaptureStep.PLAIN, CaptureStep.PLAIN_AGAIN)
-_PIECES = (CaptureStep.LEARN, CaptureStep.PIECES)
+_PLAIN = (CaptureStep.PLAIN, CaptureStep.PLAIN_AGAIN, CaptureStep.PLAIN_AGAIN)
+_WARM, _LEARN, _PIECES = CaptureStep.WARM, CaptureStep.LEARN, CaptureStep.PIECES
 
 
 @final
@@ -100,7 +102,7 @@ class _ScriptProcess:
         self._real: _RealSteps | None = None
 
     def run(self) -> None:
-        with self._finder.watching(), self._border.watching():
+        with self._finder.watching(), self._border.watching(), samples_remembered():
             outcome = run_script(self._script)
             if self._copy is not None:
                 self._copy.script_ends(outcome)
@@ -170,8 +172,8 @@ class _ScriptProcess:
             found = self._forms(plain)
             if found is None:
                 return ""
-            forms, is_second = found
-            step = plain[-1] if is_second else plain[0]
+            forms, number = found
+            step = plain[number - 1]
             capture = capture_of(step.graph, forms, seconds=time.perf_counter() - began)
         except LegroomError as error:
             capture = _without_pieces(plain[-1], error, time.perf_counter() - began)
@@ -179,7 +181,7 @@ class _ScriptProcess:
         return self._answer.end()
 
     def _plain_steps(self) -> list[PlainStep] | str | None:
-        """The plain step, once or twice; why there is none. None in the copy."""
+        """The plain step, up to three times; why there is none. None in the copy."""
         steps: list[PlainStep] = []
         why = "the script ended in its first step"
         for message in self._copied(steps=_PLAIN):
@@ -191,8 +193,8 @@ class _ScriptProcess:
                 why = message.value
         return steps or why
 
-    def _forms(self, plain: list[PlainStep]) -> tuple[dict[CapturedForm, FormedStep], bool] | None:
-        """The step in pieces, in all forms, and whether it is the second; None in a copy.
+    def _forms(self, plain: list[PlainStep]) -> tuple[dict[CapturedForm, FormedStep], int] | None:
+        """The step in pieces, in all forms, and which step it is; None in a copy.
 
         Raises:
             LegroomError: It could not be captured in pieces.
@@ -202,12 +204,13 @@ class _ScriptProcess:
         learned: dict[str, Any] = {}
         missing: tuple[Any, ...] = ()
         why = "the step could not be run in pieces"
-        is_second = len(plain) > 1
-        orders = [_PIECES if is_second else (CaptureStep.LEARN,), (CaptureStep.PIECES,)]
+        number = len(plain)
+        # Of a program of a single step, one copy learns and another one records.
+        orders = [(*(_WARM,) * (number - 2), _LEARN, _PIECES)[: max(1, number)], (_PIECES,)]
         for order in orders:
             if forms:
                 break
-            is_second = order is _PIECES
+            number = len(order)
             for message in self._copied(steps=order, calls=calls, learned=learned):
                 if message is None:
                     return None
@@ -221,7 +224,7 @@ class _ScriptProcess:
         if not forms:
             raise CaptureFailedError(why)
         for form, rewrites in missing:
-            order = (CaptureStep.WARM, CaptureStep.PIECES) if is_second else (CaptureStep.PIECES,)
+            order = (*(_WARM,) * (number - 1), _PIECES)
             for message in self._copied(
                 steps=order, calls=calls, learned=learned, rewrites=rewrites, further=False
             ):
@@ -229,7 +232,7 @@ class _ScriptProcess:
                     return None
                 if message.what == "forms":
                     forms[form] = message.value[0][CapturedForm.FIRST]
-        return forms, is_second
+        return forms, number
 
     def _copied(
         self, *, rewrites: Any = None, further: bool = True, **capture: Any

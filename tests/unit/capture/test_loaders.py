@@ -14,7 +14,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from legroom.capture import capture_step
+from legroom.capture import capture_step, capture_step_and
 from legroom.capture._loaders import loaders_without_workers
 from legroom.errors import CaptureFailedError
 
@@ -135,9 +135,9 @@ def captured_on_lengths(sampler_of, **options):
         optimizer.step()
         optimizer.zero_grad()
 
-    graph = capture_step(step).plain
-    rows = max(each.shape[0] for each in graph.tensors if each.shape[1:] == (4,))
-    return data.drawn, rows
+    capture, drawn = capture_step_and(step, lambda: data.drawn)
+    rows = max(each.shape[0] for each in capture.plain.tensors if each.shape[1:] == (4,))
+    return drawn, rows
 
 
 def test_a_shuffled_epoch_draws_each_sample_once():
