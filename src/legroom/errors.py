@@ -18,7 +18,8 @@ LegroomError                    exit code 1: something failed
 ├── BudgetExceededError         a real step needs more than the budget, after planning again
 ├── GradientErrorBoundError     no plan fits whose gradients are as near as was asked for
 ├── CaptureFailedError          the step failed while it was captured on tensors without memory
-│   └── CopyFailedError         so did the copy of the process that it was captured in
+│   ├── CopyFailedError         so did the copy of the process that it was captured in
+│   └── CaptureTimeError        it takes longer than planning may take
 ├── DoubleBackwardError         gradients of gradients through a planned call
 ├── UnplannedGradientError      gradients of an output that was planned to receive none
 ├── UnplannableError            a call cannot be planned, and the user wants an error then
@@ -296,6 +297,16 @@ class CopyFailedError(CaptureFailedError):
     def __init__(self, why: str, traceback: str = "") -> None:
         self.why, self.traceback = why, traceback
         super().__init__(f"the copy of this process in which the step was captured failed: {why}")
+
+
+class CaptureTimeError(CaptureFailedError):
+    """Capturing a step takes longer than planning may take."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "capturing all of its operations takes longer than planning may take (30 s, and 5 % of "
+            "the time since)"
+        )
 
 
 class DoubleBackwardError(LegroomError):

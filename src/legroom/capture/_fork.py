@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import pickle
 import select
@@ -37,7 +38,7 @@ from typing import Any, NoReturn, TypeVar, final
 import torch
 
 from legroom.capture._without_effects import leave_no_effects
-from legroom.errors import CopyFailedError, LegroomError
+from legroom.errors import CaptureTimeError, CopyFailedError, LegroomError
 
 _T = TypeVar("_T")
 _SIZE = struct.Struct("<Q")
@@ -238,15 +239,18 @@ def end_with_parent() -> None:
 def in_copy(
     function: Callable[[Callable[[str], None]], _T],
     *,
+    most_s: float | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> _T:
     """What a function returns in a copy of this process; nothing of what it does remains here.
 
     Args:
         function: Is given what it reports its progress to.
+        most_s: How long it may take; the copy is ended then. None: as long as it likes.
         on_progress: Is told that progress.
 
     Raises:
+        CaptureTimeError: It takes longer.
         LegroomError: The function raised it.
         CopyFailedError: It raised something else, or the copy was ended.
         OSError: The system has no room for a copy.
@@ -259,12 +263,21 @@ def in_copy(
             end.fail(error)
         finally:
             end.end()
-    for message in end.messages():
+    asked_s = time.monotonic()
+    ends_s = math.inf if most_s is None else asked_s + most_s
+
+    def patience_s() -> float:
+        return ends_s - asked_s
+
+    for message in end.messages(patience_s=patience_s):
         if message.what == "result":
             result: _T = message.value
             return result
         if on_progress is not None:
             on_progress(message.value)
+        asked_s = time.monotonic()
+    if time.monotonic() >= ends_s:
+        raise CaptureTimeError
     raise CopyFailedError("it ended without an answer")
 
 

@@ -16,12 +16,15 @@ Note [Captured steps].
 #    others have changed one, another without any, if that is wanted. A program that ends before has
 #    still been captured once.
 # 5. In the end everything is as it was; see Note [Exchange].
+# 6. Where there is a limit of time, it is looked at once the plain step is recorded: to capture the
+#    modules, operation by operation, takes several times as long.
 
 from __future__ import annotations
 
 import contextlib
 import enum
 import gc
+import math
 import time
 import traceback
 import warnings
@@ -56,7 +59,7 @@ from legroom.capture._step_graph import build_graph
 from legroom.capture._steps import AbstractTrainingObserver
 from legroom.capture._trace import Recorder
 from legroom.capture._update import make_state
-from legroom.errors import CaptureFailedError, NothingCapturedError
+from legroom.errors import CaptureFailedError, CaptureTimeError, NothingCapturedError
 
 
 @final
@@ -107,6 +110,8 @@ class CaptureStep(enum.Enum):
 
 _T = TypeVar("_T")
 
+_TIMES_PLAIN = 5.0
+"""Capturing modules takes at least so many times as long as recording the plain step."""
 WHOLE = (CaptureStep.WARM, CaptureStep.PLAIN, CaptureStep.LEARN, CaptureStep.PIECES)
 """The steps that capture everything in one process."""
 
@@ -180,6 +185,7 @@ class StepCapture(AbstractTrainingObserver):
         as_written: Whether to capture the step without them as well, where they change anything.
         reserve: The rewrites of a further capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
+        most_s: How long capturing may take; None: as long as it likes.
         on_progress: Is told what comes next, in a few words.
 
     Attributes:
@@ -200,6 +206,7 @@ class StepCapture(AbstractTrainingObserver):
         as_written: bool = False,
         reserve: tuple[Rewrite, ...] = (),
         forgets: bool = True,
+        most_s: float | None = None,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
         self.plain: PlainStep | None = None
@@ -221,7 +228,8 @@ class StepCapture(AbstractTrainingObserver):
         self._optimizers: list[Optimizer] = []
         self._made_state: dict[int, torch.Tensor] = {}
         self._left_real_bytes = 0
-        self._began = 0.0
+        self._began = self._step_began = 0.0
+        self._most_s = math.inf if most_s is None else most_s
 
     def start(self) -> None:
         """Exchange the program's state for fakes, and record from here on."""
@@ -333,7 +341,20 @@ class StepCapture(AbstractTrainingObserver):
             self._pieces.remove()
         self._open.close()
 
+    def _check_time(self) -> None:
+        """Whether there is time for what comes after the plain step; see the Note, rule 6.
+
+        Raises:
+            CaptureTimeError: There is not.
+        """
+        now = time.perf_counter()
+        if now - self._began + _TIMES_PLAIN * (now - self._step_began) > self._most_s:
+            raise CaptureTimeError
+
     def _begin(self, step: CaptureStep) -> None:
+        if step is CaptureStep.LEARN and self.plain is not None:
+            self._check_time()
+        self._step_began = time.perf_counter()
         self._on_progress(step.value)
         self._first = self._recorder.position
         self._recorder.phase = Phase.OTHER
@@ -550,7 +571,9 @@ def capture_step_and(
     on_progress = options.pop("on_progress", None)
     try:
         return in_copy(
-            lambda report: capture(on_progress=report, **options), on_progress=on_progress
+            lambda report: capture(on_progress=report, **options),
+            most_s=options.get("most_s"),
+            on_progress=on_progress,
         )
     except OSError:  # no room for a copy
         return capture(on_progress=on_progress, **options)
@@ -565,6 +588,7 @@ def capture_here(  # noqa: PLR0913 - one keyword for each thing that is captured
     as_written: bool = False,
     reserve: tuple[Rewrite, ...] = (),
     forgets: bool = True,
+    most_s: float | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Capture:
     """Capture a training step in this process; see `capture_step`.
@@ -577,7 +601,11 @@ def capture_here(  # noqa: PLR0913 - one keyword for each thing that is captured
         as_written: Whether to capture the step without them as well, where they change anything.
         reserve: The rewrites of a further capture, where those change anything more; none: no such.
         forgets: Whether TorchDynamo forgets in the end all that it has compiled.
+        most_s: How long that may take; None: as long as it likes.
         on_progress: Is told what comes next, in a few words.
+
+    Raises:
+        CaptureTimeError: It takes longer.
     """
     capture = StepCapture(
         models=models,
@@ -586,6 +614,7 @@ def capture_here(  # noqa: PLR0913 - one keyword for each thing that is captured
         as_written=as_written,
         reserve=reserve,
         forgets=forgets,
+        most_s=most_s,
         on_progress=on_progress,
     )
     try:

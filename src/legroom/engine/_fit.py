@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import statistics
 import time
 import weakref
@@ -58,7 +59,7 @@ from legroom.engine._observer import FitObserver
 from legroom.engine._outputs_in_use import KEPT, OutputsInUse
 from legroom.engine._plain_calls import PlainCalls, reason_of
 from legroom.engine._planned_kind import PlannedKind
-from legroom.engine._planning_time import PlanningTime
+from legroom.engine._planning_time import MOMENT_S, PlanningTime
 from legroom.engine._probation import LOOKED_AT, Probation, watched_for_marks
 from legroom.engine._run_report import RunReport
 from legroom.engine._snapshot import remember_buffers
@@ -276,7 +277,8 @@ class Fitted:
         self._on_progress = on_progress
         self._on_event = on_event or _log.warning
         self._observer = observer or FitObserver()
-        self.training = training or Training(options)
+        self.planning_time = planning_time or PlanningTime()
+        self.training = training or Training(options, planning_time=self.planning_time)
         self.label = label or type(self._module).__name__
         self._kinds = KindsOfCall(self, options)
         self.plain_calls = PlainCalls(
@@ -284,7 +286,6 @@ class Fitted:
         )
         self._probation = Probation(self.plain_calls.leave)
         self._outputs = OutputsInUse(output_tensors, differentiated_outputs)
-        self.planning_time = planning_time or PlanningTime()
         self._latest: PlannedKind | None = None
         self._is_busy = False
         self._has_shapes = not is_module
@@ -525,9 +526,12 @@ class Fitted:
         again.
         """
         put_back = remember_buffers(self._module)
+        began_s = time.perf_counter()
         try:
             with self.planning_time.spending():
-                return kind.call(*args, **kwargs)
+                output = kind.call(*args, **kwargs)
+            kind.compiling_s = time.perf_counter() - began_s
+            return output
         except LegroomError:
             raise
         except Exception as error:
@@ -646,10 +650,18 @@ class Fitted:
                 forgets=not self._kinds and guard.is_alone,
                 least_bytes=least_bytes,
                 called=self._kinds.keys_of_step,
+                most_s=self._most_planning_s,
                 on_progress=self._on_progress,
             )
         finally:
             self._is_busy = guard.is_planning = False
+
+    @property
+    def _most_planning_s(self) -> float:
+        """How long planning a call may take; see Note [Kinds of call], rule 4."""
+        if self.training.takes_its_time or self._kinds.asks_for_calls:
+            return math.inf
+        return max(MOMENT_S, self.planning_time.left_s)
 
     def compile(
         self,

@@ -15,6 +15,9 @@ the budget is decided here too. See Note [Kinds of call].
 #    so far, not of a last batch that is smaller. By then there is training to lose. So where no
 #    plan fits a share, or more is measured, that is said, and the lowest plan is used. A budget in
 #    bytes is a limit: the call is refused, and the next one goes on.
+# 4. Planning has an allowance of time. What is new once that is spent runs as it is, and so does a
+#    call of so many operations that capturing it would take more than what is left. Not where the
+#    budget is in bytes, and no such call is known to fit.
 
 from __future__ import annotations
 

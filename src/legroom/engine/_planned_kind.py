@@ -46,6 +46,7 @@ class PlannedKind:
         number: Different from all others of this process.
         generation: How many plans it has followed before this one.
         is_forgotten: Whether it was let go.
+        compiling_s: What its first call took, which compiles.
     """
 
     def __init__(self, owner: Fitted, step_plan: StepPlan, key: CallKey | None) -> None:
@@ -58,6 +59,7 @@ class PlannedKind:
         self.last_call = time.monotonic()
         self._owner = weakref.proxy(owner)
         self.generation = 0
+        self.compiling_s = 0.0
         self.is_forgotten = False
         self.number = new_kind_number()
         self.call = owner.compile(step_plan, kind=self.number)

@@ -12,6 +12,9 @@ from typing import final
 
 _ALLOWED_S = 30.0
 _SHARE = 0.05
+MOMENT_S = 15.0
+"""What is granted in any case to something that is begun: most calls and steps take less."""
+ALLOWED_IN_WORDS = "30 s, and 5 % of the time since"
 
 
 @final
@@ -27,6 +30,7 @@ class PlanningTime:
     def __init__(self) -> None:
         self.spent_s = 0.0
         self._began_s: float | None = None
+        self._since_s = 0.0
         self._depth = 0
 
     @contextlib.contextmanager
@@ -35,6 +39,8 @@ class PlanningTime:
         began_s = time.perf_counter()
         if self._began_s is None:
             self._began_s = began_s
+        if not self._depth:
+            self._since_s = began_s
         self._depth += 1
         try:
             yield
@@ -48,6 +54,12 @@ class PlanningTime:
         """What may be spent by now."""
         since_s = 0.0 if self._began_s is None else time.perf_counter() - self._began_s
         return _ALLOWED_S + _SHARE * since_s
+
+    @property
+    def left_s(self) -> float:
+        """What may still be spent; 0 where that is nothing."""
+        running_s = time.perf_counter() - self._since_s if self._depth else 0.0
+        return max(0.0, self.allowed_s - self.spent_s - running_s)
 
     @property
     def is_spent(self) -> bool:

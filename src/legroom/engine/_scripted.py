@@ -160,7 +160,12 @@ class FittedScript:
         self._watch: StepWatch | None = None
         self._planning_time = PlanningTime()
         # A limited process has no room for a step above the budget.
-        self._training = Training(options, defers=not limit, on_planned=self._whole_planned)
+        self._training = Training(
+            options,
+            defers=not limit,
+            planning_time=self._planning_time,
+            on_planned=self._whole_planned,
+        )
         self._last_news = 0
         self._promises: dict[str, _Promise] = {}
         self._own_error: Exception | None = None

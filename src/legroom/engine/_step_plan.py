@@ -14,6 +14,7 @@ forward, a gradient for what it returns, backward, update. See Note [Made-up ste
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ from legroom.plan import (
     stage_of,
 )
 
+_CAPTURING_SHARE, _LEAST_S = 0.8, 5.0
+"""Of the time that there is, what capturing may take; and what is left for planning at least."""
 _SLACK_BYTES, _SLACK_SHARE = 64 * 1024, 1000
 """What is kept free for scalars that PyTorch makes and nobody can plan, where that is possible."""
 
@@ -277,7 +280,7 @@ class StepPlan:
         self.not_planned = _not_planned(planner)
 
 
-def plan_call(
+def plan_call(  # noqa: PLR0913 - a call, and what bounds its plan
     step: Callable[[], object],
     options: PlanOptions,
     *,
@@ -285,6 +288,7 @@ def plan_call(
     forgets: bool,
     least_bytes: int = 0,
     called: Callable[[], frozenset[CallKey]] = frozenset,
+    most_s: float = math.inf,
     on_progress: OnProgress | None = None,
 ) -> StepPlan:
     """Capture a step, time its operations and plan it.
@@ -292,8 +296,11 @@ def plan_call(
     Args:
         least_bytes: What a budget that is not in bytes is at least.
         called: Says, where the step was captured, which calls it made.
+        most_s: How long all of it may take. The engine compiles the call afterwards, which takes
+            about as long as capturing it: so much is left.
 
     Raises:
+        CaptureTimeError: There is not enough time to capture it.
         NothingCapturedError: No part of the call could be captured.
         InfeasibleError: No plan fits; names the lowest budget that one does.
     """
@@ -307,10 +314,12 @@ def plan_call(
         as_written=options.plans_as_written,
         reserve=options.reserve,
         forgets=forgets,
+        most_s=None if math.isinf(most_s) else _CAPTURING_SHARE * most_s,
         on_progress=stage_of(on_progress),
     )
 
-    allowance = options.allowance()  # one for all forms of the step
+    left_s = most_s - 2 * (time.perf_counter() - started)
+    allowance = options.allowance().at_most(max(_LEAST_S, left_s))  # one for all forms of the step
 
     def plan(capture: Capture, options: PlanOptions) -> StepPlan:
         planner, notes = planner_of(capture, options, allowance=allowance, on_progress=on_progress)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from legroom.capture import is_in_backward
+from legroom.capture import ObservedRun, is_in_backward
 from legroom.engine.graph import guard, notebook
-from legroom.meter import PeakGauge, PeakReading
+from legroom.meter import PeakGauge, PeakReading, RunNote
 
 _MEASURED_STEPS = 3
 _REMEMBERED = 21
@@ -35,6 +35,9 @@ class StepWatch:
         num_steps: Steps that have ended.
         on_opening: Is told who begins a measured step, and how large what is alive then is.
         on_step: Is told of each measured step before those who asked for it are.
+        is_worth_reading: Says, of the runs in a step, whether what was recorded is looked at. If
+            not, those who asked for it have seen enough.
+        reading: Open while a recorded step is read, and told.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,6 +45,8 @@ class StepWatch:
         self.num_steps = 0
         self.on_step: OnReading | None = None
         self.on_opening: Callable[[Hashable, Sequence[int]], None] | None = None
+        self.is_worth_reading: Callable[[Sequence[ObservedRun]], bool] = lambda runs: True
+        self.reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._device = device
         self._gauge: PeakGauge | None = None
         self._waiting: dict[Hashable, OnReading] = {}
@@ -93,8 +98,16 @@ class StepWatch:
             self._last_s = now_s
             return
         self._last_s = None
-        reading = gauge.stop(notebook.end(), is_first=self.num_steps == 1)
+        with self.reading():
+            self._tell(gauge, notebook.end())
+
+    def _tell(self, gauge: PeakGauge, notes: Sequence[RunNote]) -> None:
         waiting, self._waiting = self._waiting, {}
+        if not self.is_worth_reading([note.run for note in notes]):
+            gauge.discard()
+            self._counts |= dict.fromkeys(waiting, _MEASURED_STEPS)
+            return
+        reading = gauge.stop(notes, is_first=self.num_steps == 1)
         if reading is None:
             return
         if self.on_step is not None:
@@ -114,7 +127,7 @@ class StepWatch:
             self._is_closed = True
             notebook.end()
             with contextlib.suppress(RuntimeError):
-                gauge.stop()
+                gauge.discard()
         self._waiting.clear()
 
 

@@ -24,9 +24,14 @@ kind's part to that kind. See Note [Training].
 # 6. Not planned so: targets that were planned with `step=`, which were seen whole already; lossy
 #    plans, whose bits are put where gradients depend on them; kinds that follow the plan of a
 #    larger one; and steps in which something ran that was not captured, or ran backward twice.
+# 7. A share is not worth any time: what a step takes to be read, planned and compiled again grows
+#    with its operations. Where that is more than the allowance has left, and more than a moment,
+#    the calls keep the plans that they have. That is said, and the step is not judged. A second
+#    plan has half of that moment, a third one a third.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections import Counter
@@ -34,8 +39,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
-from legroom.capture import Holding, Kind, ObservedStep
+from legroom.capture import Holding, Kind, ObservedRun, ObservedStep
 from legroom.engine._planned_kind import COMPILING_BYTES, MOST_REPLANS, PlannedKind
+from legroom.engine._planning_time import ALLOWED_IN_WORDS, MOMENT_S, PlanningTime
 from legroom.engine._step_plan import plan_within, room_above
 from legroom.engine._watch import StepWatch
 from legroom.errors import (
@@ -53,6 +59,7 @@ from legroom.plan import (
     UnknownRunError,
     WholeStep,
     compose,
+    count_operations,
     simulate_choice,
 )
 from legroom.units import format_bytes
@@ -67,6 +74,8 @@ _FASTER_SHARE = 0.02
 """So much less than predicted is worth another plan."""
 _MOST_PLANS = 5
 _MOST_STEPS = 6
+_READING_S, _PLANNING_S = 0.00015, 0.0005
+"""For each operation: to read what was recorded of it, and to plan it."""
 
 Outline = tuple[tuple[int, int, bool], ...]
 
@@ -90,6 +99,7 @@ class _Group:
         beside_bytes: What was measured and the simulator does not explain.
         num_plans: How often it was planned.
         is_left: Whether it cannot be put together.
+        is_too_large: Whether there was no time to plan it, or to plan it again.
         is_lowest: Whether no plan keeps the share that was asked for.
         is_fresh: Whether the next step compiles, which leaves things behind for a moment.
     """
@@ -102,6 +112,7 @@ class _Group:
     beside_bytes: int = 0
     num_plans: int = 0
     is_left: bool = False
+    is_too_large: bool = False
     is_lowest: bool = False
     is_fresh: bool = False
 
@@ -120,6 +131,7 @@ class Training:
         options: The budget among them.
         defers: Whether a budget in bytes that a single call does not fit is refused only when the
             whole step was seen, so that the number named is the whole step's.
+        planning_time: What planning may take; see Note [Training], rule 7.
         on_planned: Is told whose whole step was planned for the first time.
 
     Attributes:
@@ -131,6 +143,7 @@ class Training:
         options: PlanOptions,
         *,
         defers: bool = False,
+        planning_time: PlanningTime | None = None,
         on_planned: Callable[[Fitted], None] | None = None,
     ) -> None:
         budget = options.chosen_budget
@@ -141,6 +154,8 @@ class Training:
         self._groups: list[_Group] = []
         self._has_said = False
         self.said: set[str] = set()
+        self._time = planning_time or PlanningTime()
+        self._is_repeatable = options.is_repeatable
         self._on_planned = on_planned or (lambda fitted: None)
         self.defers = defers and budget.num_bytes is not None
 
@@ -148,6 +163,11 @@ class Training:
     def has_limit(self) -> bool:
         """Whether the budget is in bytes."""
         return self._budget.num_bytes is not None
+
+    @property
+    def takes_its_time(self) -> bool:
+        """Whether plans are made however long that takes: to keep a limit, or to be repeatable."""
+        return self.has_limit or self._is_repeatable
 
     def add(self, owner: Fitted, kind: PlannedKind) -> None:
         """A new kind of call was planned; see Note [Training], rules 1 and 6."""
@@ -157,6 +177,8 @@ class Training:
     def watch(self, watch: StepWatch) -> None:
         """Listen to what this one measures."""
         watch.on_step, watch.on_opening = self.on_step, self.on_opening
+        watch.is_worth_reading = self.is_worth_reading
+        watch.reading = self._time.spending
 
     def manages(self, kind: PlannedKind) -> bool:
         """Whether measured steps of a kind are judged here."""
@@ -168,7 +190,49 @@ class Training:
     def waits_for(self, kind: PlannedKind) -> bool:
         """Whether the whole step of a kind is still to be planned."""
         group = self._group_with(kind.number)
-        return self.manages(kind) and (group is None or group.plan is None)
+        is_open = group is None or (group.plan is None and not group.is_too_large)
+        return self.manages(kind) and is_open
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def is_worth_reading(self, runs: Sequence[ObservedRun]) -> bool:
+        """Whether there is time to read what was recorded of a step; see rule 7.
+
+        If not, it is never planned as a whole.
+        """
+        self._forget_dead()
+        numbers = frozenset(run.kind for run in runs)
+        if self.takes_its_time or not numbers or not numbers <= self._members.keys():
+            return True
+        group = self._merged([g for g in self._groups if g.numbers & numbers], numbers)
+        num_operations = sum(
+            len(self._kind(number).step_plan.planner.graph.operations)
+            for number, _ in {(run.kind, run.call) for run in runs}
+        )
+        if self._has_time_for(num_operations * _READING_S, group):
+            return True
+        self._leave_too_large(group, num_operations)
+        return False
+
+    def _has_time_for(self, seconds: float, group: _Group) -> bool:
+        moment_s = MOMENT_S / (1 + group.num_plans)
+        return self.takes_its_time or seconds <= self._time.left_s + moment_s
+
+    def _leave_too_large(self, group: _Group, num_operations: int) -> None:
+        """See Note [Training], rule 7."""
+        group = self._group_with(min(group.numbers)) or group  # it may be a part of it
+        if group.is_too_large or group.is_left:
+            return
+        group.is_too_large = True
+        owners = {id(owner): owner for owner, _ in self._kinds(group).values()}.values()
+        next(iter(owners)).say(
+            f"the whole step has {num_operations:,} operations, and planning has no time left for "
+            f"so many ({ALLOWED_IN_WORDS}): calls keep the plans they have, which were made "
+            "without what the loop holds beside them"
+        )
+        if group.plan is None:
+            for owner in owners:
+                self._on_planned(owner)
 
     # Measured steps ------------------------------------------------------------------------------
 
@@ -179,6 +243,10 @@ class Training:
             InfeasibleError: No plan keeps the budget, which is in bytes.
             BudgetExceededError: The step needs more, after planning again.
         """
+        with self._time.spending():
+            self._on_step(reading)
+
+    def _on_step(self, reading: PeakReading) -> None:
         step = reading.observed
         if step is None or not step.runs:
             return
@@ -188,7 +256,7 @@ class Training:
             return
         before = [group for group in self._groups if group.numbers & numbers]
         group = self._merged(before, numbers)
-        if group.is_left:
+        if group.is_left or group.is_too_large:
             return
         if group.plan is None:
             group.steps[step.outline] = step
@@ -207,7 +275,7 @@ class Training:
         """
         number = identity[0] if isinstance(identity, tuple) else -1
         group = self._group_with(number)
-        if group is None or group.plan is None:
+        if group is None or group.plan is None or group.is_too_large:
             return
         more_bytes = min(
             (
@@ -223,7 +291,8 @@ class Training:
             if outline[0][0] == number:
                 kept = Holding(more_bytes, Kind.INPUTS, -1, None)
                 group.steps[outline] = replace(step, holdings=(*step.holdings, kept))
-        self._plan_again(group)
+        with self._time.spending():
+            self._plan_again(group)
 
     def on_plain_step(self, kind: PlannedKind, reading: PeakReading) -> None:
         """A step in which this kind ran as it is; see Note [Training], rule 5.
@@ -238,7 +307,8 @@ class Training:
             step_plan.budget_bytes = max(
                 step_plan.budget_bytes, self._budget.resolve(measured, plain.staying_bytes)
             )
-        if measured <= step_plan.budget_bytes + step_plan.slack_bytes:
+        is_left = group is not None and group.is_too_large
+        if is_left or measured <= step_plan.budget_bytes + step_plan.slack_bytes:
             highest = max(measured, step_plan.whole_plain_bytes or 0)
             step_plan.whole_plain_bytes = highest
             step_plan.plan = replace(step_plan.plan, predicted_peak_bytes=highest)
@@ -300,6 +370,7 @@ class Training:
             group.budget_bytes = max(group.budget_bytes, each.budget_bytes)
             group.beside_bytes = max(group.beside_bytes, each.beside_bytes)
             group.is_left |= each.is_left
+            group.is_too_large |= each.is_too_large
         self._groups = [each for each in self._groups if each not in before] + [group]
         return group
 
@@ -329,16 +400,20 @@ class Training:
     def _kinds(self, group: _Group) -> dict[int, tuple[Fitted, PlannedKind]]:
         found = {}
         for number in sorted(group.numbers):
-            owner, kind = self._members[number].owner(), self._members[number].kind()
+            owner = self._members[number].owner()
             assert owner is not None, "bug in legroom: a target that is gone"
-            assert kind is not None, "bug in legroom: a kind that is gone"
-            found[number] = owner, kind
+            found[number] = owner, self._kind(number)
         return found
+
+    def _kind(self, number: int) -> PlannedKind:
+        kind = self._members[number].kind()
+        assert kind is not None, "bug in legroom: a kind that is gone"
+        return kind
 
     # Plans ---------------------------------------------------------------------------------------
 
     def _put_together(self, group: _Group) -> tuple[WholeStep, Planner] | None:
-        """The whole step, and what plans it; None where that cannot be."""
+        """The whole step, and what plans it; None where that cannot be, or there is no time."""
         kinds = self._kinds(group)
         for _, kind in kinds.values():
             kind.take_densities()
@@ -351,9 +426,16 @@ class Training:
             lowest = min(group.steps, key=lambda outline: group.steps[outline].peak_bytes)
             del group.steps[lowest]
         first, *others = (kind.step_plan.planner for _, kind in kinds.values())
+        steps = list(group.steps.values())
+        num_operations = count_operations(steps, captured)
+        compiling_s = sum(kind.compiling_s for _, kind in kinds.values())
+        if not self._has_time_for(num_operations * _PLANNING_S + compiling_s, group):
+            self._leave_too_large(group, num_operations)
+            return None
+        most_s = math.inf if self.takes_its_time else max(MOMENT_S, self._time.left_s)
         try:
-            whole = compose(list(group.steps.values()), captured)
-            return whole, first.over(whole.plain, whole.graph, others)
+            whole = compose(steps, captured)
+            return whole, first.over(whole.plain, whole.graph, others, most_s=most_s)
         except (UnknownRunError, UsageError):
             group.is_left = True
             return None
@@ -563,4 +645,4 @@ def _more_than(step: ObservedStep, sizes: Sequence[int]) -> int:
 def _with_only(group: _Group, step: ObservedStep) -> _Group:
     """The same kinds, with one step alone."""
     numbers = frozenset(run.kind for run in step.runs)
-    return _Group(numbers, steps={step.outline: step})
+    return _Group(numbers, steps={step.outline: step}, num_plans=group.num_plans)

@@ -138,6 +138,15 @@ class PeakGauge:
             return PeakReading(peak_bytes, self._opening_bytes, grown_bytes)
         return _read(profiler, opening, self._device, grown_bytes, notes, is_first)
 
+    def discard(self) -> None:
+        """End, and read nothing of what was recorded, which takes far longer than to record it.
+
+        On another thread than the one that started, nothing happens, and the measurement goes on.
+        """
+        if self.is_active and threading.get_ident() == self._thread:
+            mark(Tag.BOUNDARY)
+            self._switch_off()
+
     def _start_recording(self) -> None:
         # See Note [Peak gauge], rule 2.
         self._profiler = torch.profiler.profile(

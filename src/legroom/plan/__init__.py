@@ -35,6 +35,7 @@ from legroom.plan._whole_step import (
     UnknownRunError,
     WholeStep,
     compose,
+    count_operations,
     simulate_choice,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "build_report",
     "choose_ways",
     "compose",
+    "count_operations",
     "faults_of",
     "faults_of_ways",
     "find_largest",

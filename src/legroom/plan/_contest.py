@@ -17,6 +17,8 @@ on any, and the leanest choice. See Note [Candidates].
 # 6. A bound on the stash is a peak like any other: where forward ends, as much counts as taken as
 #    leaves room for nothing but the stash within the budget (`reserve`). So a contest with a bound
 #    on the stash is for one budget.
+# 7. Presets have half of the time that is left; the first, to hold everything, is always tried.
+#    So a step of very many operations has few recipes, or one, and no other order.
 
 from __future__ import annotations
 
@@ -50,6 +52,8 @@ _WORK = 2_500_000
 """Simulations per budget, times the size of the problem: about five seconds."""
 _SOLVING_SHARE, _FLOOR_SHARE = 0.75, 0.5
 """Of the time that is left, what solving for one budget or looking for the lowest may take."""
+_PRESETS_SHARE = 0.5
+"""And trying presets: those that come after that are not tried."""
 
 
 @final
@@ -108,11 +112,13 @@ class Order:
         real: Knows of nothing that is reserved: what a choice does in truth.
     """
 
-    def __init__(self, name: str, problem: Problem, reserve: Reserve | None) -> None:
+    def __init__(
+        self, name: str, problem: Problem, reserve: Reserve | None, allowance: Allowance
+    ) -> None:
         self.name = name
-        self.search = self.real = Search(problem)
+        self.search = self.real = Search(problem, allowance=allowance)
         if reserve is not None:
-            self.search = Search(reserve.applied(problem))
+            self.search = Search(reserve.applied(problem), allowance=allowance)
 
 
 @final
@@ -128,14 +134,16 @@ class Contest:
         self._reserve = reserve
         self._bounds: dict[int, tuple[float, bool]] = {}
         problem = setting.problem_of(setting.graph)
-        self._orders = [Order(_CAPTURED, problem, reserve)]
+        self._least_s = (1 - _PRESETS_SHARE) * setting.allowance.seconds_left
+        self._orders = [self._order(_CAPTURED, problem)]
         self.presets = self._try_presets()
         if setting.preset is not None:
             self._orders = [self._follow(setting.preset, problem)]
         else:
             for count in reversed(range(len(problem.moves))):
-                fewer = problem.moving_by(problem.moves[:count])
-                self._orders.append(self._order_of_presets(fewer))
+                if self._has_time:
+                    fewer = problem.moving_by(problem.moves[:count])
+                    self._orders.append(self._order_of_presets(fewer))
 
     @property
     def problem(self) -> Problem:
@@ -147,13 +155,24 @@ class Contest:
         found = (order.real.problem for order in self._orders if order.name == name)
         return next(found, self.problem)
 
+    def _order(self, name: str, problem: Problem) -> Order:
+        return Order(name, problem, self._reserve, self._setting.allowance)
+
     # -- presets -------------------------------------------------------------------------------
+
+    @property
+    def _has_time(self) -> bool:
+        """Whether presets may take more; see Note [Candidates], rule 7."""
+        return self._setting.allowance.seconds_left >= self._least_s
 
     def _try_presets(self) -> tuple[PresetPoint, ...]:
         """Simulate every preset, and see whether another order of backward helps any."""
         search = self._orders[0].search
-        points, choices = [], []
+        points: list[PresetPoint] = []
+        choices: list[tuple[str, Choice]] = []
         for preset in presets.all_presets():
+            if points and not self._has_time:
+                return tuple(points)
             outcomes = []
             for choice in preset.choices(search):
                 choices.append((preset.name, choice))
@@ -165,7 +184,7 @@ class Contest:
                 )
         other = reordered(self._setting.graph)
         if other is not None:
-            order = Order(_MEMORY, self._setting.problem_of(other), self._reserve)
+            order = self._order(_MEMORY, self._setting.problem_of(other))
             helps = False
             for name, choice in choices:
                 before = search.evaluate(choice, name).peak_bytes
@@ -177,15 +196,17 @@ class Contest:
 
     def _order_of_presets(self, problem: Problem) -> Order:
         """The problem, with every preset simulated."""
-        order = Order(_CAPTURED, problem, self._reserve)
+        order = self._order(_CAPTURED, problem)
         for preset in presets.all_presets():
+            if order.search.archive.entries and not self._has_time:
+                break
             for choice in preset.choices(order.search):
                 order.search.evaluate(choice, preset.name)
         return order
 
     def _follow(self, name: str, problem: Problem) -> Order:
         """Only the forms of one recipe."""
-        order = Order(_CAPTURED, problem, self._reserve)
+        order = self._order(_CAPTURED, problem)
         for choice in presets.get(name).choices(order.search):
             order.search.evaluate(choice, name)
         if not order.search.archive.entries:
@@ -362,8 +383,9 @@ class Contest:
 
     def _round_leanest(self, order: Order, effort: Effort) -> int:
         """Try what the relaxation would keep for the lowest peak; returns its bound on that."""
-        search = order.search
-        relaxed = search.relaxation.solve(None, time_limit_s=effort.seconds_left)
+        search, relaxed = order.search, None
+        if search.may_relax(effort.seconds_left):
+            relaxed = search.relaxation.solve(None, time_limit_s=effort.seconds_left)
         if relaxed is None:
             return search.archive.leanest().outcome.peak_bytes
         search.mend(Choice(relaxed.options, relaxed.variants), 0, Milp.name, effort)

@@ -12,6 +12,10 @@ In go what the user said and what is left to gain; out comes whether to try on. 
 #    was left to gain. The more is left, the larger that number.
 # 4. Under effort `fixed` there is no clock: simulations, cuts, nodes and iterations are counted,
 #    and nothing else ends a search. The same counts hold under `proportional`; time is a guard.
+# 5. What grows with the number of operations is begun where there is time for it: presets have half
+#    of it (Note [Candidates], rule 7), the relaxation is built where that takes no more than is
+#    left, and a capture that took long leaves less. To hold everything, to drop it, and what is
+#    found by simulation from there, is always tried.
 
 from __future__ import annotations
 
@@ -73,6 +77,10 @@ class Allowance:
     def deadline(self, share: float) -> float:
         """The moment at which that share of what is left will have passed."""
         return time.monotonic() + share * self.seconds_left
+
+    def at_most(self, seconds: float) -> Allowance:
+        """The same, or less where there is less; begun anew."""
+        return Allowance(None if self._seconds is None else min(self._seconds, seconds))
 
     def again(self) -> Allowance:
         """As much once more, for something else."""

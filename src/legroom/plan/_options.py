@@ -105,9 +105,19 @@ class PlanOptions:
         """The bound on what forward leaves for backward; None if none was asked for."""
         return None if self.stash is None else parse_stash(self.stash)
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether no clock enters any decision."""
+        return self.effort == FIXED
+
     def allowance(self) -> Allowance:
         """A new allowance of time, for all that planning for one budget does."""
-        return Allowance(None if self.effort == FIXED else self.time_limit_s)
+        return Allowance(None if self.is_repeatable else self.time_limit_s)
+
+    def allowance_after(self, capture_s: float) -> Allowance:
+        """The same, less what capturing took beyond it; a third of it is left in any case."""
+        left_s = max(self.time_limit_s / 3, 2 * self.time_limit_s - capture_s)
+        return self.allowance().at_most(left_s)
 
     @property
     def way_names(self) -> tuple[str, ...] | None:

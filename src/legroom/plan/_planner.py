@@ -6,6 +6,7 @@ frontier between. Who competes for a plan, and how, is in `_contest`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,13 +181,21 @@ class Planner:
         self._allocated: dict[tuple[Choice, int], Entry] = {}
         self._has_floor = False
 
-    def over(self, plain: Graph, planned: Graph, beside: Sequence[Planner] = ()) -> Planner:
+    def over(
+        self,
+        plain: Graph,
+        planned: Graph,
+        beside: Sequence[Planner] = (),
+        *,
+        most_s: float = math.inf,
+    ) -> Planner:
         """A planner of another graph, with all that is known of ways here.
 
         Args:
             plain: The step as eager PyTorch runs it.
             planned: What is to be planned.
             beside: Planners of further parts of it, of which the same is known.
+            most_s: How long planning it may take, where that is less than here.
         """
         setting, parts = self._setting, (self, *beside)
         return Planner(
@@ -203,7 +212,7 @@ class Planner:
             stash=self._stash,
             is_described=self._is_described,
             is_compiled=self._is_compiled,
-            allowance=setting.allowance.again(),
+            allowance=setting.allowance.at_most(most_s),
             on_progress=self._on_progress,
         )
 

@@ -30,6 +30,7 @@ same added time; so its optimum is a bound. See Note [Relaxation].
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -99,6 +100,7 @@ class Relaxation:
         self._y: dict[tuple[int, int], int] = {}
         self._a: dict[tuple[int, int], _Expression] = {}
         self._fixed: dict[tuple[int, int], float] = {}
+        self._need_positions = sorted(problem.needs)
         self._first_use = self._first_uses()
         self._add_options()
         self._add_availability()
@@ -314,10 +316,10 @@ class Relaxation:
     def _sample_reached(self, made: int, until: int) -> int:
         """The first sample by which all that came back up to a position is there; 0 if none is."""
         start = self._problem.candidates[made].last_forward_use
-        if not any(start < position <= until for position in self._problem.needs):
+        following = bisect.bisect_right(self._need_positions, start)
+        if following == len(self._need_positions) or self._need_positions[following] > until:
             return 0
-        reached = [k for k, position in enumerate(self._samples, start=1) if position >= until]
-        return reached[0] if reached else len(self._samples)
+        return min(bisect.bisect_left(self._samples, until) + 1, len(self._samples))
 
     def _add_memory(self) -> None:
         """See Note [Relaxation], rules 5 and 7."""

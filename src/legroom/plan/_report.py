@@ -52,7 +52,7 @@ def build_report(
     Raises:
         InfeasibleBudgetError: No plan fits the budget that was asked for.
     """
-    allowance = options.allowance()
+    allowance = options.allowance_after(capture.seconds)
 
     def report(capture: Capture, options: PlanOptions) -> tuple[PlanReport, Planner]:
         planner, notes = planner_of(capture, options, allowance=allowance, on_progress=on_progress)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from legroom.plan._effort import Effort
+from legroom.plan._effort import Allowance, Effort
 from legroom.plan._problem import Candidate, Choice, Problem
 from legroom.plan._relaxation import Relaxation
 from legroom.plan._simulate import NEVER_FITS, Outcome, Simulator, Trace
@@ -62,10 +62,21 @@ class Archive:
 
 @final
 class Search:
-    """Simulates choices for one problem and keeps the best."""
+    """Simulates choices for one problem and keeps the best.
 
-    def __init__(self, problem: Problem, archive: Archive | None = None) -> None:
+    Attributes:
+        allowance: Of time, for everything that is planned with it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        archive: Archive | None = None,
+        *,
+        allowance: Allowance | None = None,
+    ) -> None:
         self.problem = problem
+        self.allowance = allowance or Allowance(None)
         self.simulator = Simulator(problem)
         self.archive = Archive() if archive is None else archive
         self._seen: dict[Choice, Outcome] = {}
@@ -95,6 +106,10 @@ class Search:
         if self._relaxation is None:
             self._relaxation = Relaxation(self.problem)
         return self._relaxation
+
+    def may_relax(self, seconds: float) -> bool:
+        """Whether so much time is enough to build the relaxation, or it was built before."""
+        return self._relaxation is not None or seconds >= _RELAXING_S * len(self.problem.candidates)
 
     def hold_all(self) -> Choice:
         """Everything that backward reads is held; the rest is dropped."""
@@ -138,14 +153,19 @@ class Search:
         """
         outcome = self.evaluate(choice, origin)
         while outcome.peak_bytes > budget_bytes and not effort.is_spent:
-            better = self._step_down(choice, outcome, origin, budget_bytes)
+            better = self._step_down(choice, outcome, origin, budget_bytes, effort)
             if better is None:
                 break
             choice, outcome = better
         return outcome
 
     def _step_down(
-        self, choice: Choice, outcome: Outcome, origin: str, budget_bytes: int
+        self,
+        choice: Choice,
+        outcome: Outcome,
+        origin: str,
+        budget_bytes: int,
+        effort: Effort,
     ) -> tuple[Choice, Outcome] | None:
         trace = Trace()
         self.simulator.run(choice, trace)
@@ -181,7 +201,9 @@ class Search:
         trials += [self._with(choice, [number], self._hold) for number in largest[: 2 * _TRIES]]
         movable = [n for n in (*largest, *ranked) if self._waiting[n] is not None]
         trials += [self._with(choice, [number], self._waiting) for number in movable[: 2 * _TRIES]]
-        results = [(self.evaluate(trial, origin), trial) for trial in trials]
+        results = [
+            (self.evaluate(trial, origin), trial) for trial in trials if not effort.timed_out
+        ]
         lower = [each for each in results if each[0].peak_bytes < outcome.peak_bytes]
         if not lower:
             return None
@@ -345,6 +367,8 @@ class Search:
 
 
 _TRIES = 24
+_RELAXING_S = 0.001
+"""For each candidate: what building the relaxation takes at most, on a busy machine."""
 
 
 def _stretches(

@@ -144,6 +144,24 @@ def compose(steps: Sequence[ObservedStep], kinds: Mapping[int, CapturedKind]) ->
     return composer.whole()
 
 
+def count_operations(steps: Sequence[ObservedStep], kinds: Mapping[int, CapturedKind]) -> int:
+    """Operations of the graph that `compose` would make."""
+    lengths: Counter[tuple[int, int, bool]] = Counter()
+    for number, kind in kinds.items():
+        for run in _runs_of(kind.graph):
+            lengths[number, run.piece, False] = len(run.forward)
+            lengths[number, run.piece, True] = len(run.backward)
+    return sum(
+        1 if stretch.run is None else lengths[_program_of(stretch.run)]
+        for step in steps
+        for stretch in without_repeats(step.as_it_repeats()).stretches
+    )
+
+
+def _program_of(run: ObservedRun) -> tuple[int, int, bool]:
+    return run.kind, run.piece, run.is_backward
+
+
 def simulate_choice(problem: Problem, choice: Choice) -> int | None:
     """The peak under a choice in bytes; None where it cannot be carried out."""
     peak_bytes = Simulator(problem).run(choice).peak_bytes

@@ -154,3 +154,44 @@ def test_a_budget_that_others_have_answered_is_not_solved_again():
     again = planner.plan(max(plan.predicted_peak_bytes, budget_bytes - 100))
     assert search.relaxation.num_solved == before
     assert again.bound_ms == pytest.approx(plan.bound_ms)
+
+
+def test_presets_leave_half_of_the_time(clock, monkeypatch):
+    known = planner_of(transformer(4)).presets
+    clock.runs_with_simulations(monkeypatch, 4.0)
+    presets = planner_of(transformer(4), allowance=Allowance(30.0)).presets
+    assert presets == known[: len(presets)]
+    assert 2 < len(presets) < len(known)
+
+
+def test_without_time_everything_is_held_or_dropped_by_simulation_alone(monkeypatch):
+    """The relaxation of a step of very many operations takes long to build."""
+    search_module = importlib.import_module("legroom.plan._search")
+    monkeypatch.setattr(search_module, "_RELAXING_S", 1000.0)
+    monkeypatch.setattr(search_module, "Relaxation", None)  # not built
+    planner = planner_of(transformer(4), allowance=Allowance(30.0))
+    budget_bytes = int(0.7 * planner.plain.peak_bytes)
+    plan = planner.plan(budget_bytes)
+    assert plan.predicted_peak_bytes <= budget_bytes
+    assert plan.timed_out
+    assert plan.bound_ms == 0.0
+    assert planner.floor_bytes <= plan.predicted_peak_bytes
+
+
+def test_what_was_begun_is_not_tried_to_the_end(clock, monkeypatch):
+    clock.runs_with_simulations(monkeypatch, 0.5)
+    search = Search(planner_of(transformer(4)).problem)
+    before = search.simulator.num_simulations
+    effort = Effort(search, None, clock.now + 2.0)
+    search.mend(search.hold_all(), 0, "hold", effort)
+    assert search.simulator.num_simulations - before <= 8
+
+
+@pytest.mark.parametrize(
+    ("capture_s", "left_s"), [(5.0, 30.0), (30.0, 30.0), (45.0, 15.0), (99.0, 10.0)]
+)
+def test_a_long_capture_leaves_less_to_planning(capture_s, left_s):
+    options = PlanOptions(time_limit_s=30.0)
+    assert options.allowance_after(capture_s).seconds_left == left_s
+    repeatable = PlanOptions(time_limit_s=30.0, effort="fixed")
+    assert repeatable.allowance_after(capture_s).seconds_left == math.inf

@@ -11,6 +11,8 @@ from legroom.plan.presets._preset import AbstractPreset
 from legroom.plan.solvers import rounded
 
 _SHARES = (0.5, 0.75, 0.35)
+_MOST_S, _TIME_SHARE = 30.0, 0.1
+"""What solving for each of them may take, in all and of the time that is left to planning."""
 _TIGHTENED = 0.9
 _THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
 
@@ -34,8 +36,11 @@ class Checkmate(AbstractPreset):
         """For each budget, the fastest rounding that fits; the leanest where none does."""
         whole = search.evaluate(search.hold_all(), "save-all").peak_bytes
         for share in _SHARES:
+            seconds = min(_MOST_S, _TIME_SHARE * search.allowance.seconds_left)
+            if not search.may_relax(seconds):
+                return
             budget_bytes = int(share * whole)
-            relaxed = search.relaxation.solve(int(_TIGHTENED * budget_bytes))
+            relaxed = search.relaxation.solve(int(_TIGHTENED * budget_bytes), time_limit_s=seconds)
             if relaxed is None:
                 continue
             tried = [rounded(search, relaxed, threshold) for threshold in _THRESHOLDS]

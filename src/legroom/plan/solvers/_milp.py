@@ -43,6 +43,8 @@ class Milp(AbstractSolver):
             return Verdict(bound_ms=float("inf"))  # whatever is chosen
         if search.evaluate(search.hold_all(), "hold").peak_bytes <= budget_bytes:
             return Verdict(bound_ms=0.0)
+        if not search.may_relax(effort.seconds_left):
+            return Verdict(bound_ms=0.0, timed_out=True)
         bound_ms = approach(search, budget_bytes, effort)
         if bound_ms is None:
             return Verdict(float("inf"))
