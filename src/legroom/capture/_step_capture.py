@@ -124,10 +124,12 @@ class PlainStep:
     Attributes:
         calls: Of each call of a module from outside all others: `id()` of the module, its path, and
             why it cannot be captured, or nothing.
+        is_led_by_values: Whether the optimizer evaluates its closure as often as values tell it.
     """
 
     graph: Graph
     calls: tuple[tuple[int, str, str], ...]
+    is_led_by_values: bool = False
 
 
 @final
@@ -281,7 +283,7 @@ class StepCapture(AbstractTrainingObserver):
             blocks=repeated_blocks(self._watch),
             not_captured=self._assumptions(),
         )
-        self.plain = PlainStep(graph, calls)
+        self.plain = PlainStep(graph, calls, self._recorder.is_led_by_values)
 
     def _leave_out_unfaithful(self, span: range) -> bool:
         """See Note [Pieces], rule 4; whether there were any."""
@@ -507,6 +509,7 @@ class StepCapture(AbstractTrainingObserver):
     def around_backward(self, call: BackwardCall) -> Iterator[None]:
         """Mark what runs inside as backward, and notice gradients of gradients."""
         before = self._recorder.phase
+        self._recorder.has_closure |= before is Phase.OPTIMIZER
         self._recorder.phase = Phase.BACKWARD
         self._watch.is_in_backward = True
         try:

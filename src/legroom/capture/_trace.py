@@ -120,6 +120,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_forward: Is told the module of every operation of forward.
         assumed: Source lines at which an unknown value was read, with how often.
         guessed: Operations whose sizes were guessed, by what was assumed.
+        has_closure: Whether an optimizer has run a backward pass within its step.
+        is_led_by_values: Whether such an optimizer has asked a value what to do next.
         device: Where the program trains.
     """
 
@@ -133,6 +135,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_in_model: Callable[[], bool] = lambda: True
         self.assumed: dict[int, int] = {}
         self.guessed: dict[str, set[str]] = {}
+        self.has_closure = self.is_led_by_values = False
         self.on_forward: Callable[[str], None] | None = None
         self.device = torch.device("cpu")
         self._mode = mode
@@ -373,6 +376,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raw = self.find(tensor)
         if known is not None and (raw is None or raw.index not in self._unknown):
             return known
+        self.is_led_by_values |= self.has_closure and tensor.dtype is torch.bool
         if self.phase is not Phase.OPTIMIZER:
             site = self.sites.here(self.current_module())
             self.assumed[site] = self.assumed.get(site, 0) + 1

@@ -15,6 +15,8 @@ one, or how the script ended before it trained. See Note [Script process].
 #    then, further copies record.
 # 3. Where the step cannot be captured, three real ones are measured, in this process and without
 #    effects as well.
+#    Nor is a step captured in which an optimizer evaluates its closure as often as values tell it
+#    (L-BFGS): on tensors without values it would be another step.
 # 4. From the border on the process ends by `os._exit`: nothing of the script's that stands after it
 #    runs. A script that ends before its border ends as it would without legroom.
 
@@ -65,6 +67,7 @@ _PATIENCE_S, _PATIENCE = 10.0, 3.0
 _MEASURED_STEPS = 3
 
 _PLAIN = (CaptureStep.PLAIN, CaptureStep.PLAIN_AGAIN, CaptureStep.PLAIN_AGAIN)
+_LED_BY_VALUES = "the optimizer evaluates the loss as often as values tell it"
 _WARM, _LEARN, _PIECES = CaptureStep.WARM, CaptureStep.LEARN, CaptureStep.PIECES
 
 
@@ -188,6 +191,8 @@ class _ScriptProcess:
             if message is None:
                 return None
             if message.what == "plain":
+                if message.value.is_led_by_values:
+                    return _LED_BY_VALUES
                 steps.append(message.value)
             elif message.what == "script" and message.value:
                 why = message.value
