@@ -47,13 +47,14 @@ from legroom.capture._in_place import write_in_place
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kernels import kernel_compiler
 from legroom.capture._kinds import STATE, Kind, Phase
+from legroom.capture._libraries import same_answers_as_eager
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
 from legroom.capture._nodes import is_tangent
 from legroom.capture._observed import Holding, ObservedRun, ObservedStep, Stretch
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
 from legroom.capture._real import real_tensors
-from legroom.capture._rnn import lstm_workspace_read, rnn_operations
+from legroom.capture._rnn import lstm_workspace_read, rnn_forwards, rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import (
     arguments_of,
@@ -163,8 +164,10 @@ __all__ = [
     "read_joint_graph",
     "read_message",
     "real_tensors",
+    "rnn_forwards",
     "rnn_operations",
     "run_script",
+    "same_answers_as_eager",
     "saved_tensors",
     "saving_is_hooked",
     "scan_heap",

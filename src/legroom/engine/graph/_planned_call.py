@@ -6,8 +6,9 @@ callable that runs the programs. The executor decides what runs each half.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,7 +23,8 @@ from legroom.capture import (
     fake_rules,
     prepared,
     read_joint_graph,
-    rnn_operations,
+    rnn_forwards,
+    same_answers_as_eager,
     source_key,
     trace_joint,
 )
@@ -88,12 +90,12 @@ class PlannedCall:
         self._rewrites = rewrites
         self._probe = probe
         self._witness = witness
-        self._compiled = captured(function, self._backend)
+        self._compiled = captured(function, self._backend, _compiling)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call."""
         notebook.call_begins()
-        with dynamo_settings(), fake_rules(), rnn_operations(self._exactness):
+        with same_answers_as_eager(), rnn_forwards(self._exactness):
             return self._compiled(*args, **kwargs)
 
     def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -166,6 +168,12 @@ class PlannedCall:
             probe=_probe_of(self._probe, piece),
             witness=_witness_of(self._witness, piece),
         )
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    with dynamo_settings(), fake_rules():
+        yield
 
 
 def _probe_of(probe: Probe | None, piece: int) -> PieceProbe | None:
