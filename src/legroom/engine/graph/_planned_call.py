@@ -29,7 +29,7 @@ from legroom.capture import (
     trace_joint,
 )
 from legroom.engine.graph._executors import Executor
-from legroom.engine.graph._gradients import Delivery, refusing
+from legroom.engine.graph._gradients import Delivery, guard, refusing
 from legroom.engine.graph._run_notes import PieceIdentity, notebook
 from legroom.engine.graph._split import PieceProbe, PieceWitness, split
 from legroom.plan import Instruction, PieceProgram, Place
@@ -222,6 +222,7 @@ class _Piece:
 
     def run(self, *args: Any) -> Any:
         """Run forward; backward is autograd's to call."""
+        guard.has_pieces = True
         self._delivery.note_inputs(args)
         return refusing(notebook.forward(self._identity, self._call, args), self._unused)
 
