@@ -28,6 +28,7 @@ from legroom.capture._dynamo import (
     source_key,
     trace_joint,
     untraced,
+    without_traces,
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._fake_rules import fake_rules
@@ -184,5 +185,6 @@ __all__ = [
     "update_alone",
     "updating_optimizers",
     "without_sizes",
+    "without_traces",
     "write_in_place",
 ]

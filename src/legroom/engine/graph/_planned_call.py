@@ -59,6 +59,8 @@ class PlannedCall:
             among what that writes) and the tensor, and says what to use instead.
         witness: Is shown what forward makes.
         kind: Number of the kind of call, for whoever measures.
+        keeps_unknown: Whether graphs without a program run through the executor all the same, as
+            plain PyTorch would run them.
 
     Attributes:
         unplanned: Graphs that the plan did not know, and why: they keep everything.
@@ -77,8 +79,10 @@ class PlannedCall:
         probe: Probe | None = None,
         witness: Witness | None = None,
         kind: int = -1,
+        keeps_unknown: bool = False,
     ) -> None:
         self.kind = kind
+        self._keeps_unknown = keeps_unknown
         self.unplanned: list[str] = []
         self.num_pieces = 0
         self._sources = {source.key: source for source in sources}
@@ -121,7 +125,7 @@ class PlannedCall:
             make_backward=make_backward,
             make_inference=executor.compile,
         )
-        if len(self.unplanned) > num_unplanned:
+        if len(self.unplanned) > num_unplanned and not self._keeps_unknown:
             # As eager: a joint graph gives zeros to outputs that get no gradient, and adds them up.
             return graph
         made = _Piece(piece, identity, delivery, unused)
