@@ -151,7 +151,7 @@ def test_a_share_that_is_kept_and_the_lowest_win_over_speed(costs, budget):
     report = handle.report()
     handle.undo()
     assert runs_as_planned(handle)
-    assert report.executor_ms == 1000.0
+    assert report.executor_ms >= 1000.0
     assert report.predicted_peak_bytes < report.plain_peak_bytes
 
 
