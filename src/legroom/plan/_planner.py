@@ -171,7 +171,8 @@ class Planner:
         self.rewrite_ms, self.as_written_ms = rewrite_ms, as_written_ms
         self._executor = executor or ExecutorTime()
         own_load = load or ExecutorLoad.of(planned)
-        self._lost = lost or max(0.0, -self._gained_ms) / max(1, own_load.num_operations)
+        lost_ms = 0.0 if is_compiled else max(0.0, -self._gained_ms)
+        self._lost = lost or lost_ms / max(1, own_load.num_operations)
         self.executor_ms = self._executor.of(own_load) + self._lost * own_load.num_operations
         self.allowance = allowance or Allowance(_USUAL_SECONDS)
         self._setting = Setting(
