@@ -78,7 +78,7 @@ def measure_growth(num_layers: int) -> dict[str, Any]:
     fitted = fit_case(case, activations=LEVEL, time_limit_s=TIME_LIMIT_S)
     staged("compile", lambda: [case.step() for _ in range(WARMUP_STEPS)])
     fitted_ms = _step_ms(case)
-    added_ms = fitted.plan.added_ms
+    added_ms, executor_ms = fitted.plan.added_ms, fitted.plan.executor_ms
     fitted.undo()
     seconds["compile"] = max(0.0, seconds["compile"] - WARMUP_STEPS * fitted_ms / 1000)
     return {
@@ -90,6 +90,7 @@ def measure_growth(num_layers: int) -> dict[str, Any]:
         "plain_ms": plain_ms,
         "fitted_ms": fitted_ms,
         "added_ms": added_ms,
+        "executor_ms": executor_ms,
     }
 
 

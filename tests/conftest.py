@@ -1,12 +1,21 @@
 """Settings for every test: one thread, a seed, a cache of its own, known times of operations."""
 
+import os
 import sys
 
 import pytest
 import torch
 
 from legroom.capture import signature_of
-from legroom.meter import Device, _operation_times, modelled_times
+from legroom.engine import _calibration
+from legroom.meter import (
+    Device,
+    OperationTime,
+    TimeCache,
+    _operation_times,
+    modelled_times,
+    surroundings_of,
+)
 
 _KNOWN = Device("one core", 0, 30e9, 30e9, 10e9, 10e9, launch_ms=0.005)
 
@@ -32,6 +41,18 @@ def _times_known_beforehand(_own_cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_operation_times, "time_round", known_ms)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _executor_known_beforehand(_own_cache):
+    """The executor takes nothing of its own: it is in the cache, for processes of tests as well."""
+    known = OperationTime(0.0, is_measured=True)
+    surroundings = surroundings_of(torch.device("cpu"))
+    for num_threads in {1, torch.get_num_threads(), os.cpu_count()}:
+        cache = TimeCache({**surroundings, "threads": str(num_threads)})
+        cache.read()
+        for signature in _calibration.SIGNATURES:
+            cache.add(signature, known)
 
 
 @pytest.fixture(autouse=True)

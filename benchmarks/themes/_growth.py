@@ -15,6 +15,9 @@ from benchmarks.themes._tables import mib, table
 from benchmarks.themes._theme import Theme
 
 STAGES = ("capture", "times and recipes", "plan", "floor", "compile")
+_STEP_COLUMNS = [
+    "layers", "plain ms", "fitted ms", "predicted to add", "overhead", "µs / operation", "executor",
+]  # fmt: skip
 LINEAR = 1.2
 """An exponent up to that is called linear: times differ by a tenth from run to run."""
 NOTICEABLE_S = 1.0
@@ -56,10 +59,11 @@ def write_markdown(result: dict[str, Any]) -> str:
         "",
         f"Medians of {growth.TIMED_STEPS} steps, processor time, plain first and "
         "then fitted: what else the machine does in between shows in it. *Overhead*: fitted less "
-        "plain less what the plan adds by its own prediction, in all and for each operation.",
+        "plain less what the plan adds by its own prediction, in all and for each operation. "
+        "*Executor*: what legroom predicts of it.",
         "",
         *table(
-            ["layers", "plain ms", "fitted ms", "predicted to add", "overhead", "µs / operation"],
+            _STEP_COLUMNS,
             [_step_row(row) for row in rows],
         ),
         "",
@@ -120,8 +124,9 @@ def _errors(seen: dict[str, Any]) -> list[list[str]]:
 def _step_row(row: dict[str, Any]) -> list[str]:
     overhead_ms = row["fitted_ms"] - row["plain_ms"] - row["added_ms"]
     times = [row["plain_ms"], row["fitted_ms"], row["added_ms"], overhead_ms]
-    each = f"{1000 * overhead_ms / row['num_operations']:.0f}"
-    return [str(row["num_layers"]), *(f"{time_ms:.1f}" for time_ms in times), each]
+    each = f"{1000 * overhead_ms / row['num_operations']:.1f}"
+    executor = f"{row['executor_ms']:.1f}" if "executor_ms" in row else "–"
+    return [str(row["num_layers"]), *(f"{time_ms:.1f}" for time_ms in times), each, executor]
 
 
 def _memory_row(row: dict[str, Any]) -> list[str]:

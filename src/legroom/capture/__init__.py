@@ -29,6 +29,7 @@ from legroom.capture._dynamo import (
     source_key,
     trace_joint,
     untraced,
+    without_traces,
 )
 from legroom.capture._failures import failure_of, is_out_of_memory
 from legroom.capture._fake_rules import fake_rules
@@ -48,6 +49,7 @@ from legroom.capture._in_place import write_in_place
 from legroom.capture._joint import PieceCode, read_joint_graph, unread_places
 from legroom.capture._kernels import kernel_compiler
 from legroom.capture._kinds import STATE, Kind, Phase
+from legroom.capture._libraries import same_answers_as_eager
 from legroom.capture._loaders import samples_remembered
 from legroom.capture._modules import FunctionShell, ModulePaths, saving_is_hooked
 from legroom.capture._nodes import is_tangent
@@ -55,7 +57,7 @@ from legroom.capture._observed import Holding, ObservedRun, ObservedStep, Stretc
 from legroom.capture._operations import FUNCTIONAL, LIBRARY
 from legroom.capture._pieces import SourceInfo
 from legroom.capture._real import real_tensors
-from legroom.capture._rnn import lstm_workspace_read, rnn_operations
+from legroom.capture._rnn import lstm_workspace_read, rnn_forwards, rnn_operations
 from legroom.capture._script import Script, ScriptOutcome, StopScript, run_script
 from legroom.capture._signature import (
     arguments_of,
@@ -166,8 +168,10 @@ __all__ = [
     "read_joint_graph",
     "read_message",
     "real_tensors",
+    "rnn_forwards",
     "rnn_operations",
     "run_script",
+    "same_answers_as_eager",
     "samples_remembered",
     "saved_tensors",
     "saving_is_hooked",
@@ -185,5 +189,6 @@ __all__ = [
     "update_alone",
     "updating_optimizers",
     "without_sizes",
+    "without_traces",
     "write_in_place",
 ]

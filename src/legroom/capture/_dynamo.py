@@ -33,11 +33,21 @@ Rewrite = Callable[[fx.GraphModule], list[str]]
 """Changes a graph before it is differentiated; says what it could not change."""
 
 
-def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
+Settings = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+def captured(
+    function: Callable[..., Any],
+    backend: Backend,
+    settings: Settings = contextlib.nullcontext,
+) -> Callable[..., Any]:
     """The function with its graphs handed to `backend`, which says what runs instead.
 
     TorchDynamo leaves PyTorch's own code alone, nn.Sequential's too, unless ours calls it. It keeps
     what it compiled by code object: one for each call of this, or two would share a graph.
+
+    Args:
+        settings: Entered where TorchDynamo compiles, which most calls do not; `backend` is inside.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +65,7 @@ def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., An
         _remove_marks(inputs)
         return made
 
-    compiled: Any = torch.compile(run, backend=disabled, dynamic=False)
+    compiled = _compiled_under(settings, run, disabled)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with stance("default"), warnings.catch_warnings():
@@ -64,6 +74,27 @@ def captured(function: Callable[..., Any], backend: Backend) -> Callable[..., An
             return compiled(*args, **kwargs)
 
     return call
+
+
+def _compiled_under(
+    settings: Settings, function: Callable[..., Any], backend: Backend
+) -> Callable[..., Any]:
+    """What `torch.compile` makes of the function, with settings for each frame that it compiles."""
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    context: Any = dynamo.optimize(backend, dynamic=False)
+    convert: Any = getattr(context, "callback", None)
+    if not callable(convert):
+        raise TorchInterfaceError("torch._dynamo.optimize(...).callback", tested=_TESTED)
+
+    def convert_under_settings(*frame: Any) -> Any:
+        with settings():
+            return convert(*frame)
+
+    # What TorchDynamo has compiled it finds again by the backend behind such attributes.
+    convert_under_settings._torchdynamo_orig_backend = convert  # type: ignore[attr-defined]
+    context.callback = convert_under_settings
+    made: Callable[..., Any] = context(function)
+    return made
 
 
 def _remove_marks(inputs: list[Any]) -> None:
@@ -85,7 +116,7 @@ def stance(name: str) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def dynamo_settings() -> Iterator[None]:
-    """Settings under which legroom captures and runs graphs. Cheap: entered at every call."""
+    """Settings under which legroom captures and compiles graphs."""
     import torch._dynamo
     import torch._functorch.config
 

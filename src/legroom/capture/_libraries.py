@@ -18,6 +18,7 @@ In comes `same_path_as_eager()` around capture; out come graphs of what eager wo
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import itertools
@@ -26,7 +27,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch._C import DispatchKey
@@ -59,32 +60,51 @@ class _Patch(NamedTuple):
     replacement: Any
 
 
-class _EagerPath:
-    """What is replaced while somebody needs it; found again only after something was imported."""
+class _WhileUsed(abc.ABC):
+    """What is replaced while somebody needs it, however many do."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_users = 0
-        self._known_modules: tuple[int, str] | None = None
-        self._patches: list[_Patch] = []
-        self._replaced: list[tuple[OpOverload, dict[Any, Any]]] = []
 
     def __enter__(self) -> None:
         with self._lock:
             self._num_users += 1
             if self._num_users == 1:
-                self._find()
-                for owner, name, _, replacement in self._patches:
-                    setattr(owner, name, replacement)
-                self._replaced = _take_out_replacements()
+                self._replace()
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._num_users -= 1
             if self._num_users == 0:
-                for owner, name, original, _ in self._patches:
-                    setattr(owner, name, original)
-                _put_in_replacements(self._replaced)
+                self._put_back()
+
+    @abc.abstractmethod
+    def _replace(self) -> None:
+        """The first has come."""
+
+    @abc.abstractmethod
+    def _put_back(self) -> None:
+        """The last has gone."""
+
+
+@final
+class _EagersAnswers(_WhileUsed):
+    """Rules 1 to 3; functions are looked for again only after something was imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known_modules: tuple[int, str] | None = None
+        self._patches: list[_Patch] = []
+
+    def _replace(self) -> None:
+        self._find()
+        for owner, name, _, replacement in self._patches:
+            setattr(owner, name, replacement)
+
+    def _put_back(self) -> None:
+        for owner, name, original, _ in self._patches:
+            setattr(owner, name, original)
 
     def _find(self) -> None:
         known = len(sys.modules), next(reversed(sys.modules))
@@ -93,12 +113,35 @@ class _EagerPath:
             self._patches = [*_questions(), *_readers()]
 
 
-_eager_path = _EagerPath()
+@final
+class _EagersOperations(_WhileUsed):
+    """Rule 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: list[tuple[OpOverload, dict[Any, Any]]] = []
+
+    def _replace(self) -> None:
+        self._taken = _take_out_replacements()
+
+    def _put_back(self) -> None:
+        _put_in_replacements(self._taken)
 
 
-def same_path_as_eager() -> contextlib.AbstractContextManager[None]:
-    """Keep transformers from another path under TorchDynamo than in eager. Cheap to enter again."""
-    return _eager_path
+_eagers_answers = _EagersAnswers()
+_eagers_operations = _EagersOperations()
+
+
+@contextlib.contextmanager
+def same_path_as_eager() -> Iterator[None]:
+    """Keep libraries from another path under TorchDynamo than in eager, while it traces."""
+    with _eagers_answers, _eagers_operations:
+        yield
+
+
+def same_answers_as_eager() -> contextlib.AbstractContextManager[None]:
+    """The part of it that guards look at, so that it is needed at every call. Cheap to enter."""
+    return _eagers_answers
 
 
 def _questions() -> Iterator[_Patch]:

@@ -67,16 +67,22 @@ def rnn_operations(exactness: str) -> Iterator[None]:
     """
     import torch._dynamo
 
+    with torch._dynamo.config.patch(allow_rnn=True), rnn_forwards(exactness):
+        yield
+
+
+@contextmanager
+def rnn_forwards(exactness: str) -> Iterator[None]:
+    """The part of `rnn_operations` that calls of what was compiled need too. Cheap to enter."""
     before = nn.LSTM.forward, nn.GRU.forward
-    with torch._dynamo.config.patch(allow_rnn=True):
-        if torch._C._get_mkldnn_enabled():
-            nn.LSTM.forward = _forward  # type: ignore[method-assign]
-        if exactness == "bitwise":
-            nn.GRU.forward = _gru_forward()  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            nn.LSTM.forward, nn.GRU.forward = before  # type: ignore[method-assign]
+    if torch._C._get_mkldnn_enabled():
+        nn.LSTM.forward = _forward  # type: ignore[method-assign]
+    if exactness == "bitwise":
+        nn.GRU.forward = _gru_forward()  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.LSTM.forward, nn.GRU.forward = before  # type: ignore[method-assign]
 
 
 def lstm_workspace_bytes(num_steps: int, batch: int, input_size: int, hidden_size: int) -> int:
@@ -409,6 +415,7 @@ def _uses_onednn(module: nn.LSTM, input: Any, hx: Any) -> bool:
     return is_float and input.dim() in (2, 3) and input.numel() > 0
 
 
+@functools.cache
 def _gru_forward() -> Callable[..., Any]:
     """A forward that TorchDynamo does not look into where it would change bits."""
     untraced = torch.compiler.disable(_gru_forward_of_torch)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ decides what is kept: `plan` does.
 """
 
 from legroom.engine._allocator import keep_freed_memory, return_freed_memory
+from legroom.engine._calibration import measure_executor
 from legroom.engine._compile_backend import compile_backend
 from legroom.engine._fit import Fitted, fit
 from legroom.engine._run_report import SCHEMA as RUN_SCHEMA
@@ -36,6 +37,7 @@ __all__ = [
     "fit",
     "fit_script",
     "keep_freed_memory",
+    "measure_executor",
     "offload",
     "return_freed_memory",
     "verify",

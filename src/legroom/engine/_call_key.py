@@ -6,7 +6,6 @@ serves. What it cannot see (a hook, an attribute), TorchDynamo does: it makes an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -83,10 +82,23 @@ def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _settings(module: nn.Module) -> Iterator[Any]:
-    """What is trained and what evaluates: parts may be frozen and thawed while training goes on."""
-    yield tuple(each.training for each in module.modules())
-    yield tuple((each.shape, each.dtype, each.requires_grad) for each in module.parameters())
+def _settings(module: nn.Module) -> tuple[Any, Any]:
+    """What is trained and what evaluates: parts may be frozen and thawed while training goes on.
+
+    Looked at in every call: `modules()` and `parameters()` take several times as long.
+    """
+    modules, parameters = [module], []
+    seen, seen_parameters = {id(module)}, set()
+    for each in modules:
+        for parameter in each._parameters.values():
+            if parameter is not None and id(parameter) not in seen_parameters:
+                seen_parameters.add(id(parameter))
+                parameters.append((parameter.shape, parameter.dtype, parameter.requires_grad))
+        for child in each._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return tuple([each.training for each in modules]), tuple(parameters)
 
 
 def _autocast() -> tuple[Any, ...]:

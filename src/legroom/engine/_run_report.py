@@ -32,6 +32,7 @@ class RunReport:
         ways: For each way: how many tensors, and how many bytes they would hold.
         not_planned: What runs as it is, and why.
         added_ms: Predicted time that the plan adds to a step.
+        executor_ms: What legroom's own executor adds beside that; see `Plan`.
         preset: The candidate that won: a recipe of the literature, or a solver.
         exactness: Of what the plan uses.
         gradient_error: How far a lossy plan's gradients are off on the first batch: norm of the
@@ -60,6 +61,7 @@ class RunReport:
     budget: str = ""
     model: str = ""
     models: tuple[RunReport, ...] = ()
+    executor_ms: float = 0.0
 
     @classmethod
     def of(cls, plan: Plan, **measured: Any) -> RunReport:
@@ -71,6 +73,7 @@ class RunReport:
         return cls(
             predicted_peak_bytes=plan.predicted_peak_bytes,
             added_ms=plan.added_ms,
+            executor_ms=plan.executor_ms,
             preset=plan.preset,
             exactness=plan.exactness,
             ways=dict(ways),

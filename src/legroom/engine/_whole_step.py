@@ -12,7 +12,8 @@ kind's part to that kind. See Note [Training].
 #    common. Kinds that have nothing to do with one another do not wait for each other: they never
 #    are in memory together.
 # 3. A share becomes bytes when the whole step is first planned, and stays that, unless a larger
-#    step comes: it is of the largest. If no plan keeps it, the lowest plan is used, and it is said.
+#    step comes: it is of the largest. If no plan keeps it, the lowest plan is used, and it is said;
+#    if that adds a larger share of the time than it saves of the peak, the step runs as it is.
 #    A budget in bytes is refused, by what was seen in a step that was not the first: only then it
 #    is known what one step leaves for the next.
 # 4. A later step that takes other than was predicted is observed anew. One that already holds more
@@ -62,7 +63,7 @@ from legroom.plan import (
     count_operations,
     simulate_choice,
 )
-from legroom.units import format_bytes
+from legroom.units import format_bytes, format_ms, format_share
 from legroom.ways import Exactness
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class _Group:
         is_left: Whether it cannot be put together.
         is_too_large: Whether there was no time to plan it, or to plan it again.
         is_lowest: Whether no plan keeps the share that was asked for.
+        runs_as_it_is: Whether the lowest plan does not pay then.
         is_fresh: Whether the next step compiles, which leaves things behind for a moment.
     """
 
@@ -114,6 +116,7 @@ class _Group:
     is_left: bool = False
     is_too_large: bool = False
     is_lowest: bool = False
+    runs_as_it_is: bool = False
     is_fresh: bool = False
 
     @property
@@ -313,6 +316,11 @@ class Training:
             step_plan.whole_plain_bytes = highest
             step_plan.plan = replace(step_plan.plan, predicted_peak_bytes=highest)
             return
+        if group is not None and group.plan is not None and group.runs_as_it_is:
+            group.beside_bytes += measured - group.predicted_bytes
+            group.budget_bytes = step_plan.budget_bytes = step_plan.whole_plain_bytes = measured
+            step_plan.plan = replace(step_plan.plan, predicted_peak_bytes=measured)
+            return
         owner = self._members[kind.number].owner()
         assert owner is not None, "bug in legroom: a reading of a target that is gone"
         if group is not None and group.plan is not None:
@@ -435,7 +443,8 @@ class Training:
         most_s = math.inf if self.takes_its_time else max(MOMENT_S, self._time.left_s)
         try:
             whole = compose(steps, captured)
-            return whole, first.over(whole.plain, whole.graph, others, most_s=most_s)
+            planner = first.over(whole.plain, whole.graph, others, most_s=most_s, load=whole.load)
+            return whole, planner
         except (UnknownRunError, UsageError):
             group.is_left = True
             return None
@@ -500,6 +509,8 @@ class Training:
             if self._budget.num_bytes is not None and is_sure:
                 raise self._refusal(group, error, planner, set_aside) from None
             lowest = planner.floor_bytes + room_above(planner.floor_bytes)
+            if self._budget.share is not None and self._does_not_pay(group, planner, lowest):
+                return planner.as_it_is(group.budget_bytes), {}
             if self._budget.num_bytes is None and not group.is_lowest:
                 owner = next(iter(kinds.values()))[0]
                 plain_bytes = planner.plain.peak_bytes + group.beside_bytes
@@ -512,6 +523,29 @@ class Training:
             if self._budget.num_bytes is None:
                 group.is_lowest, group.budget_bytes = True, lowest + set_aside
             return plan_within(planner, lowest)
+
+    def _does_not_pay(self, group: _Group, planner: Planner, lowest: int) -> bool:
+        """Whether the lowest plan costs more than it saves; see Note [Training], rule 3."""
+        kinds = self._kinds(group)
+        plan, programs = plan_within(planner, lowest)
+        outside_ms = max(kind.step_plan.planner.outside_ms for _, kind in kinds.values())
+        beside_ms = outside_ms * len(group.steps)
+        if not programs or planner.pays(plan, beside_bytes=group.beside_bytes, beside_ms=beside_ms):
+            return False
+        plain_bytes = planner.plain.peak_bytes + group.beside_bytes
+        if not group.runs_as_it_is:
+            saved_bytes = planner.plain.peak_bytes - plan.predicted_peak_bytes
+            more_ms = plan.added_ms + plan.executor_ms
+            saved = format_share(saved_bytes, plain_bytes)
+            more = format_share(more_ms, planner.graph.step_ms + beside_ms)
+            owner = next(iter(kinds.values()))[0]
+            owner.say(
+                f"no plan keeps {self._budget} ({format_bytes(group.budget_bytes)}): the lowest "
+                f"would save {format_bytes(saved_bytes)} ({saved}) and make a step "
+                f"{format_ms(more_ms)} ({more}) longer. The step runs as it is"
+            )
+        group.runs_as_it_is, group.budget_bytes = True, plain_bytes
+        return True
 
     def _refusal(
         self, group: _Group, error: InfeasibleBudgetError, planner: Planner, set_aside: int

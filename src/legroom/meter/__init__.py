@@ -36,6 +36,7 @@ from legroom.meter._scopes import Tag, open_scope
 from legroom.meter._scripted import ScriptProfile, profile_script
 from legroom.meter._session import ProfilingSession, SessionOptions
 from legroom.meter._tier_speed import TierSpeed, tier_speed
+from legroom.meter._time_cache import TimeCache, surroundings_of
 
 __all__ = [
     "SCHEMA",
@@ -66,6 +67,7 @@ __all__ = [
     "Tag",
     "TensorUse",
     "TierSpeed",
+    "TimeCache",
     "build_profile",
     "device_names",
     "modelled_host_speed",
@@ -75,5 +77,6 @@ __all__ = [
     "profile",
     "profile_script",
     "roofline_ms",
+    "surroundings_of",
     "tier_speed",
 ]

@@ -6,6 +6,12 @@ In goes a captured graph with times; out comes a `PlanReport`. Nothing of the mo
 from legroom.plan._allocate import Adjustable
 from legroom.plan._budget import Budget, parse_activations, parse_budget
 from legroom.plan._callable import plan, stage_of
+from legroom.plan._executor_time import (
+    ExecutorLoad,
+    ExecutorTime,
+    calibrate_by,
+    executor_time,
+)
 from legroom.plan._options import (
     PlanOptions,
     allowed_ways,
@@ -44,6 +50,8 @@ __all__ = [
     "Budget",
     "CapturedKind",
     "Decision",
+    "ExecutorLoad",
+    "ExecutorTime",
     "Form",
     "FrontierPoint",
     "Instruction",
@@ -64,9 +72,11 @@ __all__ = [
     "WholeStep",
     "allowed_ways",
     "build_report",
+    "calibrate_by",
     "choose_ways",
     "compose",
     "count_operations",
+    "executor_time",
     "faults_of",
     "faults_of_ways",
     "find_largest",

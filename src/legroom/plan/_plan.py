@@ -76,6 +76,8 @@ class Plan:
         budget_bytes: Upper bound on the peak.
         predicted_peak_bytes: The peak, as the simulator predicts it.
         added_ms: Predicted time that the plan adds to a step.
+        executor_ms: What legroom's own executor adds beside that, whatever the plan is; nothing
+            where the step runs as it is. See Note [Executor time].
         bound_ms: No plan within the budget, of the enabled ways and in this order of operations,
             adds less than this.
         gap: (added − bound) / (plain step time + bound).
@@ -105,6 +107,7 @@ class Plan:
     timed_out: bool = False
     peak_phase: str = ""
     stash_bytes: int = 0
+    executor_ms: float = 0.0
     decisions: tuple[Decision, ...] = ()
     variants: tuple[tuple[str, str], ...] = ()
     alive_at_peak: tuple[LiveTensor, ...] = ()

@@ -20,6 +20,7 @@ from legroom.plan._allocate import Adjustable, adjustables, with_least_error
 from legroom.plan._budget import Budget
 from legroom.plan._contest import Contest, OnProgress, Order, Reserve, Setting, gap_of
 from legroom.plan._effort import Allowance
+from legroom.plan._executor_time import ExecutorLoad, ExecutorTime
 from legroom.plan._explain import alive_at_peak, decisions_of, timeline_of, variants_of
 from legroom.plan._options import allowed_ways
 from legroom.plan._plan import FrontierPoint, LiveTensor, Plan, PresetPoint
@@ -129,6 +130,10 @@ class Planner:
         is_described: Whether the device is another machine's, whose disk is not known.
         is_compiled: Whether planned steps run with compiled kernels: a plan that adds no time is
             then better than the step as it is, though it may save nothing.
+        executor: What legroom's own executor takes; see Note [Executor time].
+        load: How much of the step goes through it; None: what the graph shows.
+        lost: Milliseconds for each operation that the captured step takes longer than plain
+            PyTorch's own operations; 0: what the graphs show.
         allowance: Of time, for everything that is planned; None: 30 s.
         on_progress: Called with a stage, how much of it is done, and how much there is.
     """
@@ -150,6 +155,9 @@ class Planner:
         stash: Budget | None = None,
         is_described: bool = False,
         is_compiled: bool = False,
+        executor: ExecutorTime | None = None,
+        load: ExecutorLoad | None = None,
+        lost: float = 0.0,
         allowance: Allowance | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -162,6 +170,11 @@ class Planner:
         self._techniques = (*ways, *variants, *rewrites)
         self._rewrites, self._stash = rewrites, stash
         self.rewrite_ms, self.as_written_ms = rewrite_ms, as_written_ms
+        self._executor = executor or ExecutorTime()
+        own_load = load or ExecutorLoad.of(planned)
+        lost_ms = 0.0 if is_compiled else max(0.0, -self._gained_ms)
+        self._lost = lost or lost_ms / max(1, own_load.num_operations)
+        self.executor_ms = self._executor.of(own_load) + self._lost * own_load.num_operations
         self.allowance = allowance or Allowance(_USUAL_SECONDS)
         self._setting = Setting(
             graph=planned,
@@ -188,6 +201,7 @@ class Planner:
         beside: Sequence[Planner] = (),
         *,
         most_s: float = math.inf,
+        load: ExecutorLoad | None = None,
     ) -> Planner:
         """A planner of another graph, with all that is known of ways here.
 
@@ -196,6 +210,7 @@ class Planner:
             planned: What is to be planned.
             beside: Planners of further parts of it, of which the same is known.
             most_s: How long planning it may take, where that is less than here.
+            load: How much of it goes through the executor; None: what `planned` shows.
         """
         setting, parts = self._setting, (self, *beside)
         return Planner(
@@ -213,6 +228,9 @@ class Planner:
             is_described=self._is_described,
             is_compiled=self._is_compiled,
             allowance=setting.allowance.at_most(most_s),
+            executor=self._executor,
+            load=load,
+            lost=sum(each._lost for each in parts) / len(parts),
             on_progress=self._on_progress,
         )
 
@@ -338,7 +356,8 @@ class Planner:
         entry, order = best
         outcome = order.real.simulator.run(entry.choice)
         gains = outcome.peak_bytes < self.plain.peak_bytes or self._is_compiled
-        is_better = self._setting.preset is not None or (outcome.added_ms <= 0 and gains)
+        is_free = outcome.added_ms <= 0 and self.executor_ms <= self._sure_gain_ms
+        is_better = self._setting.preset is not None or (is_free and gains)
         if fits_as_it_is and not is_better:
             return self.as_it_is(budget_bytes)
         problem = order.real.problem
@@ -356,12 +375,35 @@ class Planner:
             timed_out=timed_out,
             peak_phase=problem.graph.operations[outcome.peak_position].phase.value,
             stash_bytes=order.real.simulator.stash_bytes(entry.choice),
+            executor_ms=self.executor_ms,
             decisions=decisions_of(order.real, entry.choice),
             variants=variants_of(problem, entry.choice),
             alive_at_peak=alive_at_peak(order.real, entry.choice),
             timeline=timeline_of(order.real, entry.choice),
             phases=_phases(problem.graph),
         )
+
+    @property
+    def outside_ms(self) -> float:
+        """What the step takes outside of what is planned: the update, above all."""
+        return sum(op.time_ms for op in self.graph.operations if op.piece < 0)
+
+    def pays(self, plan: Plan, *, beside_bytes: int = 0, beside_ms: float = 0.0) -> bool:
+        """Whether a plan saves a larger share of the peak than it adds to the time of the step.
+
+        A recipe that was asked for, and compiled kernels, are wanted for themselves.
+
+        Args:
+            beside_bytes: What the peak is higher than the graph shows, with and without a plan.
+            beside_ms: What the step takes longer.
+        """
+        if self._is_compiled or self._setting.preset is not None or self.stash_bytes is not None:
+            return True
+        saved_bytes = self.plain.peak_bytes - plan.predicted_peak_bytes
+        saved = saved_bytes / max(1, self.plain.peak_bytes + beside_bytes)
+        more_ms = plan.added_ms + plan.executor_ms
+        step_ms = self.graph.step_ms - self.rewrite_ms + beside_ms
+        return more_ms <= max(0.0, saved) * step_ms
 
     def programs(self, budget_bytes: int) -> dict[int, PieceProgram]:
         """What each piece does under the plan for this budget; nothing where the plan is plain."""
@@ -452,7 +494,8 @@ class Planner:
     def free_bytes(self) -> int:
         """The lowest peak for which a plan adds next to no time, as far as the search can tell.
 
-        Next to none is 2 % of the step: steps differ by more from one to the next. Where fused
+        Next to none is 2 % of the step: steps differ by more from one to the next. What the
+        executor itself takes is part of that: where it takes more, no plan is free. Where fused
         operations take less time than plain PyTorch's, half of that may be spent as well: what is
         gained operation by operation is not all gained in a step.
         """
@@ -468,13 +511,17 @@ class Planner:
         return self._lowest_free_bytes()
 
     def _lowest_free_bytes(self) -> int:
-        most_ms = _FREE_SHARE * self.problem.step_ms + max(0.0, _SURE_GAIN * self._gained_ms)
+        most_ms = _FREE_SHARE * self.problem.step_ms + self._sure_gain_ms - self.executor_ms
         free = [
             entry.outcome.peak_bytes
             for entry in self._contest.entries()
             if entry.outcome.added_ms <= most_ms
         ]
         return min([*free, self.plain.peak_bytes])
+
+    @property
+    def _sure_gain_ms(self) -> float:
+        return max(0.0, _SURE_GAIN * self._gained_ms)
 
     def frontier(self, num_points: int) -> tuple[FrontierPoint, ...]:
         """Plans from the plain peak down to the floor, evenly spread, each as good as can be."""

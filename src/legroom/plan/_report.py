@@ -28,6 +28,7 @@ from legroom.meter import (
 from legroom.plan._budget import Budget
 from legroom.plan._contest import gap_of
 from legroom.plan._effort import Allowance
+from legroom.plan._executor_time import executor_time
 from legroom.plan._measured import MeasuredStep
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import FrontierPoint, Plan, PlanReport, PresetPoint
@@ -305,6 +306,9 @@ def planner_of(
         stash=options.chosen_stash,
         is_described=options.device is not None,
         is_compiled=options.is_compiled,
+        executor=executor_time(
+            options.device or capture.planned.device, is_compiled=options.is_compiled
+        ),
         allowance=allowance or options.allowance(),
         on_progress=on_progress,
     )

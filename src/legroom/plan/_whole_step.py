@@ -41,6 +41,7 @@ from legroom.capture import (
     TensorInfo,
 )
 from legroom.errors import LegroomError
+from legroom.plan._executor_time import ExecutorLoad
 from legroom.plan._problem import Choice, Problem
 from legroom.plan._program import PieceProgram
 from legroom.plan._repeats import without_repeats
@@ -77,12 +78,14 @@ class WholeStep:
         plain: The same with lives as eager PyTorch has them.
         pieces: For each of its pieces, the kind and the piece of the kind.
         tensors_of: For each kind, names of the tensors of the first call of each of its pieces.
+        load: How much goes through the executor, what repeats included.
     """
 
     graph: Graph
     plain: Graph
     pieces: tuple[tuple[int, int], ...]
     tensors_of: dict[int, frozenset[str]]
+    load: ExecutorLoad
 
     def programs_of(
         self, kind: int, programs: Mapping[int, PieceProgram]
@@ -275,6 +278,7 @@ class _Composer:
         self._operations: list[OperationInfo] = []
         self._stand_ins: dict[tuple[int, int], int] = {}
         self._num_calls = 0
+        self._num_runs = self._num_operations = 0
         self._common: Counter[Kind] = Counter()
         self._names: Counter[str] = Counter()
         self._tensors_of: dict[int, set[str]] = defaultdict(set)
@@ -375,6 +379,8 @@ class _Composer:
             begun = self._start(about, course.calls)
             course.started[about.number] = begun
             operations = begun.run.forward
+            self._num_runs += stretch.times
+        self._num_operations += len(operations) * stretch.times
         self._bind_given(operations, begun, about, course.dying[place_of_run])
         places = {h.place: h for h in made if h.place is not None}
         born: list[tuple[int, Holding]] = []
@@ -567,6 +573,7 @@ class _Composer:
             _as_eager(graph),
             tuple(self._pieces),
             {kind: frozenset(names) for kind, names in self._tensors_of.items()},
+            ExecutorLoad(self._num_runs, self._num_operations),
         )
 
     def _finished(self, draft: _Draft) -> TensorInfo:

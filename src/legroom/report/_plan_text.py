@@ -67,17 +67,29 @@ def format_added(ms: float) -> str:
     return ("+" if ms > 0 else "−") + format_ms(abs(ms))
 
 
+def describe_added(added_ms: float, executor_ms: float) -> str:
+    """What a plan adds, and what legroom's executor does: `'added +1.2 ms by the plan, …'`."""
+    if not executor_ms:
+        return f"added {format_added(added_ms)}"
+    own = f"{format_added(executor_ms)} by legroom's own executor"
+    return f"added {format_added(added_ms)} by the plan, {own}"
+
+
 def _verdict_of(report: PlanReport, plan: Plan) -> str:
     budget = format_bytes(plan.budget_bytes)
     if report.asked_budget:
         budget += f" ({report.asked_budget})"
-    if plan.added_ms == 0 and not any(each.way != "hold" for each in plan.decisions):
+    if _total_ms(plan) == 0 and not any(each.way != "hold" for each in plan.decisions):
         return f"It fits into {budget} as it is."
-    return f"It fits into {budget} at {format_added(plan.added_ms)} ({_of_step(report, plan)})."
+    return f"It fits into {budget} at {format_added(_total_ms(plan))} ({_of_step(report, plan)})."
+
+
+def _total_ms(plan: Plan) -> float:
+    return plan.added_ms + plan.executor_ms
 
 
 def _of_step(report: PlanReport, plan: Plan) -> str:
-    return f"{format_share(plan.added_ms, report.step_ms)} of a step"
+    return f"{format_share(_total_ms(plan), report.step_ms)} of a step"
 
 
 def _print_verdict(report: PlanReport, console: Console) -> None:
@@ -188,7 +200,7 @@ def _print_chosen(report: PlanReport, plan: Plan, console: Console, num_rows: in
         f"predicted peak {format_bytes(plan.predicted_peak_bytes)}"
         + (f" in {plan.peak_phase}" if plan.peak_phase else ""),
         f"forward leaves {format_bytes(plan.stash_bytes)}",
-        f"added {format_added(plan.added_ms)} ({_of_step(report, plan)})",
+        f"{describe_added(plan.added_ms, plan.executor_ms)} ({_of_step(report, plan)})",
         f"no plan adds less than {format_ms(plan.bound_ms)}: gap {format_share(plan.gap, 1)}",
         f"candidate {plan.preset}",
         plan.exactness,

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from legroom.engine import RunReport
-from legroom.report._plan_text import format_added
+from legroom.report._plan_text import describe_added
 from legroom.report._tables import make_table
 from legroom.units import format_bytes, format_ms, format_share
 
@@ -25,7 +25,7 @@ def print_run_plan(report: RunReport, console: Console) -> None:
         f"budget {format_bytes(report.budget_bytes)}"
         + (f" ({report.budget})" if report.budget else ""),
         f"predicted peak {format_bytes(report.predicted_peak_bytes)}",
-        f"added {format_added(report.added_ms)} per step",
+        describe_added(report.added_ms, report.executor_ms) + " per step",
         f"{report.exactness}, candidate {report.preset}",
         f"planned in {report.planning_s:.1f} s",
         *([f"rewritten by {', '.join(report.rewrites)}"] if report.rewrites else ()),

@@ -17,6 +17,7 @@ def row(num_layers, seconds):
         "plain_ms": 10.0,
         "fitted_ms": 13.0,
         "added_ms": 1.0,
+        "executor_ms": 1.5,
     }
 
 
@@ -43,7 +44,7 @@ def test_the_tables_show_time_steps_memory_and_what_is_missing():
     singles = {"6 layers": row(6, 10.0), "12 layers": row(12, 40.0), "24 layers": {"error": "late"}}
     text = themes.get("growth").write_markdown({"about": about, "cases": {}, "singles": singles})
     assert "| 12 | 1200 | 1080 | 40.0 (2.0) | 0.1 (0.0) |" in text
-    assert "| 12 | 10.0 | 13.0 | 1.0 | 2.0 | 2 |" in text
+    assert "| 12 | 10.0 | 13.0 | 1.0 | 2.0 | 1.7 | 1.5 |" in text
     assert "| 6 | 1.0 | 1.0 | – |" in text
     assert "| 24 layers | late |" in text
     assert "Not run: 48 layers, 96 layers." in text

@@ -365,3 +365,35 @@ def test_where_no_other_plan_fits_it_is_compiled_plainer(monkeypatch):
     assert ["above the budget" in text for text in said] == [True, False]
     assert "compiling so that it takes less" in said[1]
     assert report.measured_peak_bytes <= report.budget_bytes
+
+
+def graph_of(*steps):
+    """A graph of one input, in which each operation reads what the one before it has made."""
+    graph = fx.Graph()
+    made = graph.placeholder("value")
+    for step in steps:
+        made = graph.call_function(step, (made,))
+    graph.output((made,))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def test_no_operation_is_looked_up_by_name_while_a_graph_runs(monkeypatch):
+    turn, sine = torch.ops.aten.t.default, torch.ops.aten.sin.default
+    value = torch.randn(3, 4)
+    expected = value.t().sin().t()
+    run = choose_executor("eager", "bitwise").compile(graph_of(turn, turn, turn, sine, turn), None)
+    called = []
+    monkeypatch.setattr(type(turn), "__call__", lambda self, *args: called.append(self))
+    args = [value]
+    (made,) = run(args)
+    assert torch.equal(made, expected)
+    assert made.stride() == expected.stride()
+    assert not args, "inputs are let go"
+    assert not called
+
+
+def test_what_turns_a_matrix_twice_is_left_out():
+    turn, sine = torch.ops.aten.t.default, torch.ops.aten.sin.default
+    graph = graph_of(turn, turn, sine, turn, turn)
+    choose_executor("eager", "bitwise").compile(graph, None)
+    assert [node.target for node in graph.graph.nodes][1:-1] == [sine, turn, turn], "is returned"

@@ -11,6 +11,7 @@ from legroom.errors import InfeasibleBudgetError
 from legroom.plan import solvers
 from legroom.plan._budget import parse_activations, parse_budget
 from legroom.plan._effort import Allowance
+from legroom.plan._executor_time import ExecutorLoad, ExecutorTime
 from legroom.plan._options import PlanOptions
 from legroom.plan._planner import Planner, simulate_plain
 from legroom.plan.presets import all_presets
@@ -75,6 +76,43 @@ def test_free_is_the_lowest_budget_that_adds_next_to_no_time(planner):
     stride = (planner.plain.peak_bytes - planner.plain.state_bytes) // 8
     if free_bytes - stride >= planner.floor_bytes:
         assert planner.plan(free_bytes - stride).added_ms > most_ms
+
+
+def test_the_executors_time_is_beside_what_a_plan_adds():
+    graph = transformer()
+    without = planner_of(graph)
+    budget_bytes = without.plain.peak_bytes // 2
+    load = ExecutorLoad.of(graph)
+    planner = planner_of(graph, executor=ExecutorTime(run_ms=2.0, operation_ms=0.5))
+    plan = planner.plan(budget_bytes)
+    assert load.num_operations == sum(op.piece >= 0 for op in graph.operations)
+    assert plan.executor_ms == 2.0 * load.num_runs + 0.5 * load.num_operations
+    assert replace(plan, executor_ms=0.0, solve_s=0.0) == replace(
+        without.plan(budget_bytes), solve_s=0.0
+    )
+    assert planner.plan(planner.plain.peak_bytes).executor_ms == 0, "the step as it is"
+
+
+def test_nothing_is_free_where_the_executor_takes_more():
+    graph = transformer()
+    free_bytes = planner_of(graph).free_bytes
+    most_ms = 0.02 * graph.step_ms
+    planner = planner_of(graph, executor=ExecutorTime(run_ms=1.01 * most_ms))
+    assert free_bytes < planner.free_bytes == planner.plain.peak_bytes
+    assert planner.programs(planner.free_bytes) == {}
+
+
+def test_a_plan_pays_that_saves_more_than_it_adds():
+    graph = transformer()
+    planner = planner_of(graph)
+    plan = planner.plan(planner.floor_bytes)
+    saved = 1 - plan.predicted_peak_bytes / planner.plain.peak_bytes
+    for share, pays in ((0.9, True), (1.1, False)):
+        costly = replace(plan, executor_ms=share * saved * graph.step_ms - plan.added_ms)
+        assert planner.pays(costly) is pays
+        assert planner.pays(costly, beside_bytes=planner.plain.peak_bytes) is False
+        assert planner.pays(costly, beside_ms=graph.step_ms)
+        assert planner_of(graph, is_compiled=True).pays(costly), "asked for"
 
 
 def test_a_budget_for_which_nothing_is_saved_leaves_the_step_plain():

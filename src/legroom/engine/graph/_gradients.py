@@ -51,12 +51,13 @@ class BackwardGuard:
         num_backwards: Calls into the engine that went through planned pieces.
         num_failed: Calls into the engine that ended with an exception.
         is_planning: Whether some target is being planned: calls of the others are part of that.
+        has_pieces: Whether a planned piece has run in this process.
     """
 
     def __init__(self) -> None:
         self.accepting: frozenset[int] = frozenset()
         self.num_backwards = self.num_failed = 0
-        self.is_planning = False
+        self.is_planning = self.has_pieces = False
         self._num_users = 0
         self._put_aside: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._open = contextlib.ExitStack()
@@ -111,6 +112,8 @@ class BackwardGuard:
 
     def _look(self, call: BackwardCall) -> frozenset[int]:
         """Refuse what cannot be right; say for which leaves gradients may be delivered."""
+        if not self.has_pieces:
+            return frozenset()
         edges: Counter[Any] = Counter()
         has_pieces = False
         for node in nodes_behind(call.roots):

@@ -6,8 +6,9 @@ callable that runs the programs. The executor decides what runs each half.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,12 +23,13 @@ from legroom.capture import (
     fake_rules,
     prepared,
     read_joint_graph,
-    rnn_operations,
+    rnn_forwards,
+    same_answers_as_eager,
     source_key,
     trace_joint,
 )
 from legroom.engine.graph._executors import Executor
-from legroom.engine.graph._gradients import Delivery, refusing
+from legroom.engine.graph._gradients import Delivery, guard, refusing
 from legroom.engine.graph._run_notes import PieceIdentity, notebook
 from legroom.engine.graph._split import PieceProbe, PieceWitness, split
 from legroom.plan import Instruction, PieceProgram, Place
@@ -57,6 +59,8 @@ class PlannedCall:
             among what that writes) and the tensor, and says what to use instead.
         witness: Is shown what forward makes.
         kind: Number of the kind of call, for whoever measures.
+        keeps_unknown: Whether graphs without a program run through the executor all the same, as
+            plain PyTorch would run them.
 
     Attributes:
         unplanned: Graphs that the plan did not know, and why: they keep everything.
@@ -75,8 +79,10 @@ class PlannedCall:
         probe: Probe | None = None,
         witness: Witness | None = None,
         kind: int = -1,
+        keeps_unknown: bool = False,
     ) -> None:
         self.kind = kind
+        self._keeps_unknown = keeps_unknown
         self.unplanned: list[str] = []
         self.num_pieces = 0
         self._sources = {source.key: source for source in sources}
@@ -88,12 +94,12 @@ class PlannedCall:
         self._rewrites = rewrites
         self._probe = probe
         self._witness = witness
-        self._compiled = captured(function, self._backend)
+        self._compiled = captured(function, self._backend, _compiling)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call."""
         notebook.call_begins()
-        with dynamo_settings(), fake_rules(), rnn_operations(self._exactness):
+        with same_answers_as_eager(), rnn_forwards(self._exactness):
             return self._compiled(*args, **kwargs)
 
     def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -119,7 +125,7 @@ class PlannedCall:
             make_backward=make_backward,
             make_inference=executor.compile,
         )
-        if len(self.unplanned) > num_unplanned:
+        if len(self.unplanned) > num_unplanned and not self._keeps_unknown:
             # As eager: a joint graph gives zeros to outputs that get no gradient, and adds them up.
             return graph
         made = _Piece(piece, identity, delivery, unused)
@@ -168,6 +174,12 @@ class PlannedCall:
         )
 
 
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    with dynamo_settings(), fake_rules():
+        yield
+
+
 def _probe_of(probe: Probe | None, piece: int) -> PieceProbe | None:
     if probe is None:
         return None
@@ -214,6 +226,7 @@ class _Piece:
 
     def run(self, *args: Any) -> Any:
         """Run forward; backward is autograd's to call."""
+        guard.has_pieces = True
         self._delivery.note_inputs(args)
         return refusing(notebook.forward(self._identity, self._call, args), self._unused)
 

@@ -31,11 +31,12 @@ function drawVerdict() {
       `, ${formatShare(data.floor_peak_bytes, data.plain_peak_bytes)} of it.`),
   );
   if (chosen) {
-    const isPlain = chosen.added_ms === 0 && chosen.decisions.every((d) => d.way === "hold");
+    const totalMs = chosen.added_ms + (chosen.executor_ms ?? 0);
+    const isPlain = totalMs === 0 && chosen.decisions.every((d) => d.way === "hold");
     byId("verdict-text").append(
       el("p", {}, "It fits into ", el("strong", { id: "budget", "data-bytes": chosen.budget_bytes }, formatBytes(chosen.budget_bytes)),
         ...(data.asked_budget ? [` (${data.asked_budget})`] : []),
-        ...(isPlain ? [" as it is."] : [" at ", el("strong", { id: "added", "data-ms": chosen.added_ms }, formatAdded(chosen.added_ms)), ` (${ofStep(chosen.added_ms)}).`])),
+        ...(isPlain ? [" as it is."] : [" at ", el("strong", { id: "added", "data-ms": totalMs }, formatAdded(totalMs)), ` (${ofStep(totalMs)}).`])),
     );
   } else {
     byId("verdict-text").append(el("p", { class: "quiet-line", id: "no-budget" }, "No budget was asked for: --budget 4GiB or --budget 50% shows what a plan does to which lines."));
