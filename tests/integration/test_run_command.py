@@ -140,7 +140,9 @@ def test_the_lowest_budget_that_is_named_works(legroom, python, script):
     assert run.returncode == 0, run.stderr
     assert run.stdout == python(SCRIPTS / script).stdout
     data = json.loads((python.folder / "low.json").read_text())
-    assert data["measured_peak_bytes"] <= int(enough) < data["plain_peak_bytes"]
+    assert data["measured_peak_bytes"] <= int(enough)
+    if script == "accumulating.py":  # of the other, the update sets the peak
+        assert int(enough) < data["plain_peak_bytes"]
     assert data["measured_peak_bytes"] == pytest.approx(data["predicted_peak_bytes"], rel=0.005)
 
 
@@ -181,7 +183,7 @@ def test_a_batch_beyond_the_budget_names_its_step(legroom, python):
     (python.folder / "growing.py").write_text(GROWING)
     run = legroom("run", "--budget", "4MiB", "growing.py")
     assert run.returncode == 1
-    assert "while planning Sequential in step 3: no plan fits 4.00 MiB" in run.stderr
+    assert "after step 3: no plan fits 4.00 MiB" in run.stderr
 
 
 def test_exit_code_of_the_script_is_kept(legroom):

@@ -276,6 +276,7 @@ class FittedScript:
         try:
             self._look_at_step()
         except LegroomError as error:
+            error.args = (f"after step {self._num_steps}: {error}",)
             self._fail(error)
             self.finder.retire()
             raise StopScript from error
