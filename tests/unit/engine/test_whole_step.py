@@ -205,6 +205,7 @@ def test_a_share_that_no_plan_keeps_ends_nothing():
 
 
 def plain_peak_bytes(loop):
+    gc.collect()  # what other tests have left counts as held outside of the step
     model, optimizer = make()
     loop(model, optimizer, 0)
     return legroom.profile(lambda: loop(model, optimizer, 1)).peak_bytes
@@ -267,7 +268,7 @@ def test_a_plan_that_cannot_be_compiled_leaves_the_call_as_it_is(monkeypatch):
     monkeypatch.setattr(Eager, "compile", compile_once)
     assert trained(model, optimizer) == plain
     assert len(num_compiled) == 3
-    assert handle.left_plain == (("4 calls", "ValueError: no more"),)
+    assert [why for _, why in handle.left_plain] == ["ValueError: no more"]
 
 
 def test_a_fitted_model_that_is_dropped_is_gone():
