@@ -195,7 +195,8 @@ def test_plan_and_profile_agree_on_the_plain_peak(tmp_path, body):
     assert profiled.returncode == 0, profiled.stderr
     plan = json.loads((tmp_path / "plan.json").read_text())
     profile = json.loads((tmp_path / "profile.json").read_text())
-    assert plan["plain_peak_bytes"] == pytest.approx(profile["peak_bytes"], rel=0.01)
+    one_batch = 512 * 16 * 4  # workers may have sent one more or less by then
+    assert plan["plain_peak_bytes"] == pytest.approx(profile["peak_bytes"], rel=0.01, abs=one_batch)
 
 
 # run ---------------------------------------------------------------------------------------------

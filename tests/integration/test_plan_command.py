@@ -51,7 +51,7 @@ def test_plan_of_a_script_is_complete(legroom, tmp_path):
     lines = {decision["line"] for decision in plan["decisions"]}
     assert any("mlp.py" in line for line in lines), lines
     assert "frontier" in (tmp_path / "plan.html").read_text()
-    assert "a value read at" in " ".join(run.stdout.split())
+    assert "values read at" in " ".join(run.stdout.split())
 
 
 def test_budget_below_the_floor_names_a_budget_that_works(legroom):

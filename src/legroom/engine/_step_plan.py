@@ -105,6 +105,11 @@ class StepPlan:
         return any(each.unused_outputs for each in self.capture.sources if each.piece >= 0)
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether the call is captured in another form than it is written in."""
+        return bool(self.capture.rewritten_by)
+
+    @property
     def budget_in_words(self) -> str:
         """What was asked for, where that is not bytes; with what else sets the bytes."""
         if self.budget.num_bytes is not None:

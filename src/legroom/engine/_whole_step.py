@@ -22,7 +22,8 @@ kind's part to that kind. See Note [Training].
 #    above the budget, or could be a good deal faster; a few times, then it is an error.
 # 5. A step that runs as it is cannot be taken apart. What it takes is its plain peak; if that is
 #    above the budget, the next one is observed under a plan.
-# 6. Not planned so: targets that were planned with `step=`, which were seen whole already; lossy
+# 6. Not planned so: calls whose graph was rewritten, of which it is not known what they take as
+#    they are; targets that were planned with `step=`, which were seen whole already; lossy
 #    plans, whose bits are put where gradients depend on them; kinds that follow the plan of a
 #    larger one; and steps in which something ran that was not captured, or ran backward twice.
 # 7. A share is not worth any time: what a step takes to be read, planned and compiled again grows
@@ -174,7 +175,8 @@ class Training:
 
     def add(self, owner: Fitted, kind: PlannedKind) -> None:
         """A new kind of call was planned; see Note [Training], rules 1 and 6."""
-        if kind.key is not None and not self._is_lossy and kind.number not in self._members:
+        is_apart = kind.key is None or self._is_lossy or kind.step_plan.is_rewritten
+        if not is_apart and kind.number not in self._members:
             self._members[kind.number] = _Member(weakref.ref(owner), weakref.ref(kind))
 
     def watch(self, watch: StepWatch) -> None:
@@ -430,6 +432,9 @@ class Training:
             number: CapturedKind(kind.step_plan.planner.graph, owner.label if has_several else "")
             for number, (owner, kind) in kinds.items()
         }
+        if any(kind.step_plan.is_rewritten for _, kind in kinds.values()):
+            group.is_left = True
+            return None
         while len(group.steps) > _MOST_STEPS:
             lowest = min(group.steps, key=lambda outline: group.steps[outline].peak_bytes)
             del group.steps[lowest]
