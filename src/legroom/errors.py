@@ -292,10 +292,11 @@ class CopyFailedError(CaptureFailedError):
     Attributes:
         why: In words.
         traceback: Of what failed in it; empty where the copy itself did.
+        was_killed: Whether a signal ended it.
     """
 
-    def __init__(self, why: str, traceback: str = "") -> None:
-        self.why, self.traceback = why, traceback
+    def __init__(self, why: str, traceback: str = "", *, was_killed: bool = False) -> None:
+        self.why, self.traceback, self.was_killed = why, traceback, was_killed
         super().__init__(f"the copy of this process in which the step was captured failed: {why}")
 
 

@@ -191,7 +191,7 @@ class Receiver:
         status = self.wait()
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name
-            raise CopyFailedError(f"it was ended by {name}")
+            raise CopyFailedError(f"it was ended by {name}", was_killed=True)
         if is_torn:
             raise CopyFailedError("it ended in the middle of a message")
 

@@ -67,6 +67,7 @@ _PATIENCE_S, _PATIENCE = 10.0, 3.0
 _MEASURED_STEPS = 3
 
 _PLAIN = (CaptureStep.PLAIN, CaptureStep.PLAIN_AGAIN, CaptureStep.PLAIN_AGAIN)
+MEASURING = "measuring a real step, which could not be captured"
 _LED_BY_VALUES = "the optimizer evaluates the loss as often as values tell it"
 _WARM, _LEARN, _PIECES = CaptureStep.WARM, CaptureStep.LEARN, CaptureStep.PIECES
 
@@ -276,7 +277,7 @@ class _ScriptProcess:
     # Measuring -----------------------------------------------------------------------------------
 
     def _measure(self, why: str) -> None:
-        self._answer.send("progress", "measuring a real step, which could not be captured")
+        self._answer.send("progress", MEASURING)
         self._real = _RealSteps(self._answer, self._finder, why)
         self._real.start()
 

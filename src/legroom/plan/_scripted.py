@@ -26,7 +26,7 @@ from legroom.plan._measured import MeasuredStep
 from legroom.plan._options import PlanOptions
 from legroom.plan._plan import PlanReport
 from legroom.plan._report import OnProgress, build_report, report_of_measured
-from legroom.plan._script_process import ScriptEnd
+from legroom.plan._script_process import MEASURING, ScriptEnd
 
 _BORDER = (
     "the script has come to its first trained call: from here on nothing is computed, written or "
@@ -49,7 +49,12 @@ def plan_script(
     script.check()
     moment = "before its step was captured"
     try:
-        found = _captured(script, options, on_progress or (lambda stage, done, total: None))
+        progress = on_progress or (lambda stage, done, total: None)
+        try:
+            found = _captured(script, options, progress)
+        except CopyFailedError:  # see `_captured`
+            progress("measuring crashed: once more", 0, 0)
+            found = _captured(script, options, progress, is_last=True)
         if isinstance(found, MeasuredStep):
             return report_of_measured(found, options, target=script.command)
         moment = "after its step was captured"
@@ -61,12 +66,20 @@ def plan_script(
 
 
 def _captured(
-    script: Script, options: PlanOptions, on_progress: OnProgress
+    script: Script, options: PlanOptions, on_progress: OnProgress, *, is_last: bool = False
 ) -> Capture | MeasuredStep:
+    """What the script's process hands over.
+
+    Raises:
+        CopyFailedError: It was ended by a signal while it measured a step, and this is not the last
+            try. That was seen twice in some hundred runs, and could not be repeated.
+    """
     process, answers = _start(script, options)
+    is_measuring = False
     try:
         for message in answers.messages():
             if message.what == "progress":
+                is_measuring |= message.value == MEASURING
                 on_progress(message.value, 0, 0)
             elif message.what == "border":
                 on_progress(_BORDER, 0, 0)
@@ -80,6 +93,8 @@ def _captured(
                 answers.wait()
                 raise _explain(script, message.value)
     except CopyFailedError as error:
+        if is_measuring and error.was_killed and not is_last:
+            raise
         raise ScriptError(f"the process of {script.target} failed: {error.why}") from None
     finally:
         answers.close()

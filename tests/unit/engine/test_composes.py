@@ -83,7 +83,7 @@ class InPlace(nn.Module):
 
 
 def test_every_random_operation_draws_the_same():
-    check_same(EveryRandomOperation(), backward_of_batch)
+    check_same(EveryRandomOperation(), backward_of_batch, num_steps=5)
 
 
 def test_statistics_and_buffers_are_written_once():
