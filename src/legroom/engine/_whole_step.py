@@ -22,7 +22,8 @@ kind's part to that kind. See Note [Training].
 #    above the budget, or could be a good deal faster; a few times, then it is an error.
 # 5. A step that runs as it is cannot be taken apart. What it takes is its plain peak; if that is
 #    above the budget, the next one is observed under a plan.
-# 6. Not planned so: calls whose graph was rewritten, of which it is not known what they take as
+# 6. Not planned so: calls of which tensors may be held in an accelerator's host memory, which was
+#    not observed yet; calls whose graph was rewritten, of which it is not known what they take as
 #    they are; targets that were planned with `step=`, which were seen whole already; lossy
 #    plans, whose bits are put where gradients depend on them; kinds that follow the plan of a
 #    larger one; and steps in which something ran that was not captured, or ran backward twice.
@@ -154,6 +155,7 @@ class Training:
         assert budget is not None, "bug in legroom: training without a budget"
         self._budget = budget
         self._is_lossy = Exactness(options.exactness) is Exactness.LOSSY
+        self._moves_to_host = "host" in options.moves
         self._members: dict[int, _Member] = {}
         self._groups: list[_Group] = []
         self._has_said = False
@@ -175,7 +177,8 @@ class Training:
 
     def add(self, owner: Fitted, kind: PlannedKind) -> None:
         """A new kind of call was planned; see Note [Training], rules 1 and 6."""
-        is_apart = kind.key is None or self._is_lossy or kind.step_plan.is_rewritten
+        is_apart = kind.key is None or self._is_lossy or self._moves_to_host
+        is_apart |= kind.step_plan.is_rewritten
         if not is_apart and kind.number not in self._members:
             self._members[kind.number] = _Member(weakref.ref(owner), weakref.ref(kind))
 
