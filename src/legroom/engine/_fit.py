@@ -420,7 +420,10 @@ class Fitted:
         else:
             free_bytes = tiers.available_bytes(self._device)
             has_room = free_bytes is None or kind.step_plan.plain_peak_bytes <= free_bytes // 2
-        return has_room and self._outputs.holds(key, self._step_watch().num_steps)
+        if not has_room or not self._outputs.holds(key, self._step_watch().num_steps):
+            return False
+        # Without an optimizer nothing tells that a step has ended: then a backward pass does.
+        return not self._outputs.has_seen(key) or bool(self._find_optimizers())
 
     def _kind_for_outputs(
         self, kind: PlannedKind, key: CallKey, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -93,6 +93,10 @@ class OutputsInUse:
         """Whether calls of a kind still run as they are, after so many steps."""
         return key not in self._known and self._since.setdefault(key, num_steps) == num_steps
 
+    def has_seen(self, key: CallKey) -> bool:
+        """Whether a backward pass went through a call of the kind that was looked at."""
+        return any(each.used for each in self._calls.get(key, ()))
+
     def is_open(self, key: CallKey) -> bool:
         """Whether a call of the kind was looked at, and what it showed is still to be read."""
         return key in self._calls

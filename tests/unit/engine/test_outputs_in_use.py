@@ -78,3 +78,15 @@ def test_calls_stay_plain_where_an_attribute_is_in_use():
     fitted, handle = trained(of_attribute, make=Keeping, activations="60%")
     assert fitted == plain
     assert handle.left_plain == (("4 calls", KEPT),)
+
+
+def test_without_an_optimizer_a_backward_pass_ends_the_look():
+    torch.manual_seed(0)
+    model = Model()
+    handle = legroom.fit(model, activations="60%")
+    for _ in range(3):
+        of_loss(model, model(torch.randn(512, 16))).backward()
+    assert not handle.left_plain
+    assert handle.plan.decisions
+    (kind,) = handle._kinds
+    assert kind.num_calls == 2
