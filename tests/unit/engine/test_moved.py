@@ -260,7 +260,11 @@ def returning(tmp_path):
     file = FaultyFile(tmp_path)
     disk = tiers.Disk(file)
     with tiers.use(disk), disk.closing():
-        handle = legroom.fit(model, budget="100%", disk=True, preset="vdnn", optimizer=sgd(model))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        handle = legroom.fit(model, budget="100%", disk=True, preset="vdnn", optimizer=optimizer)
+        model(value)[0].backward()
+        optimizer.step()  # until then it is seen of which outputs gradients are taken
+        model.zero_grad()
         model(value)[0].backward()
         yield model, handle, value, file, expected
         handle.undo()
