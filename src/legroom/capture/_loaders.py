@@ -46,6 +46,10 @@ def loaders_without_workers() -> Iterator[None]:
         raise TorchInterfaceError("torch.utils.data.dataloader._*DataLoaderIter", tested=_TESTED)
     if not hasattr(base_class, "_next_index"):
         raise TorchInterfaceError("_BaseDataLoaderIter._next_index", tested=_TESTED)
+    if not hasattr(waiting_class, "_shutdown_workers"):
+        raise TorchInterfaceError(
+            "_MultiProcessingDataLoaderIter._shutdown_workers", tested=_TESTED
+        )
     make, wait = loader_class.__iter__, waiting_class.__next__
     draw, shut_down = base_class._next_index, waiting_class._shutdown_workers
 
